@@ -1,0 +1,177 @@
+"""Metrics that know how they are reduced, and the catalog of those that runs write."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+
+from lecritique.core.moments import Moments
+
+
+class Metric(Protocol):
+    """A mergeable quantity with one value."""
+
+    def value(self) -> float:
+        """The reduced value; NaN when nothing was observed."""
+        ...
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Sum over count: merges exactly, unlike an average of averages."""
+
+    total: float = 0.0
+    count: float = 0.0
+
+    def merge(self, other: Mean) -> Mean:
+        """The mean over both."""
+        return Mean(self.total + other.total, self.count + other.count)
+
+    def value(self) -> float:
+        """Total / count."""
+        return self.total / self.count if self.count else math.nan
+
+
+@dataclass(frozen=True)
+class Max:
+    """The largest value seen."""
+
+    largest: float = -math.inf
+
+    def merge(self, other: Max) -> Max:
+        """The larger of both."""
+        return Max(max(self.largest, other.largest))
+
+    def value(self) -> float:
+        """The largest, NaN of nothing."""
+        return self.largest if self.largest > -math.inf else math.nan
+
+
+@dataclass(frozen=True)
+class Last:
+    """The latest value."""
+
+    latest: float = math.nan
+
+    def merge(self, other: Last) -> Last:
+        """The other one, which came later."""
+        return other
+
+    def value(self) -> float:
+        """The latest."""
+        return self.latest
+
+
+@dataclass(frozen=True)
+class Quantile:
+    """One quantile of all observations, kept in full (batches are small enough)."""
+
+    q: float
+    observed: tuple[float, ...] = ()
+
+    def merge(self, other: Quantile) -> Quantile:
+        """The quantile over both."""
+        if other.q != self.q:
+            raise ValueError(f"cannot merge the {self.q} and the {other.q} quantile")
+        return Quantile(self.q, self.observed + other.observed)
+
+    def value(self) -> float:
+        """Linear-interpolated quantile."""
+        return float(np.quantile(self.observed, self.q)) if self.observed else math.nan
+
+
+@dataclass(frozen=True)
+class ValueFit:
+    """Predictions against targets: explained variance, bias and mean squared error (LC 4.3), pooled.
+
+    EV = 1 - Var(G - V) / Var(G) with population variances; NaN when Var(G) < 1e-12.
+    """
+
+    error: Moments = Moments()
+    target: Moments = Moments()
+
+    def merge(self, other: ValueFit) -> ValueFit:
+        """The fit over both: pooled moments, never an average of averages."""
+        return ValueFit(self.error.merge(other.error), self.target.merge(other.target))
+
+    def value(self) -> float:
+        """Explained variance."""
+        if self.target.count == 0 or self.target.variance < 1e-12:
+            return math.nan
+        return 1.0 - self.error.variance / self.target.variance
+
+    @property
+    def bias(self) -> float:
+        """Mean of V - G, in reward units."""
+        return -self.error.mean if self.error.count else math.nan
+
+    @property
+    def mse(self) -> float:
+        """Mean of (V - G)^2."""
+        if not self.error.count:
+            return math.nan
+        return self.error.m2 / self.error.count + self.error.mean**2
+
+
+Role = Literal["rollout", "policy", "critic", "run"]
+
+
+@dataclass(frozen=True)
+class MetricSpec:
+    """What a metric column means."""
+
+    role: Role
+    unit: str
+    text: str
+
+
+CATALOG: Mapping[str, MetricSpec] = {
+    "reward": MetricSpec("rollout", "reward", "mean reward of the batch's valid rollouts"),
+    "rollouts": MetricSpec("rollout", "count", "rollouts of the batch, failed ones included"),
+    "rollouts_failed": MetricSpec("rollout", "count", "rollouts without a reward"),
+    "groups_dropped": MetricSpec("rollout", "count", "groups that shrank below what their baseline needs"),
+    "truncated_fraction": MetricSpec("rollout", "fraction", "rollouts cut by a token limit"),
+    "response_tokens": MetricSpec("rollout", "tokens", "mean action tokens of a rollout"),
+    "turns": MetricSpec("rollout", "count", "mean turns of a rollout"),
+    "tokens_per_second": MetricSpec("rollout", "tokens/s", "sampled tokens over the seconds of generation"),
+    "policy_loss": MetricSpec("policy", "", "policy loss of the optimizer batch"),
+    "policy_grad_norm": MetricSpec("policy", "", "gradient norm before clipping"),
+    "policy_learning_rate": MetricSpec("policy", "", "learning rate of the step"),
+    "policy_steps": MetricSpec("policy", "count", "optimizer steps so far"),
+    "policy_batches_withheld": MetricSpec("policy", "count", "batches discarded so far during critic warm-up"),
+    "policy_batches_empty": MetricSpec("policy", "count", "batches so far with nothing to train on"),
+    "ratio_mean": MetricSpec("policy", "", "mean of exp(trainer - sampler log-prob)"),
+    "sampler_gap_nats": MetricSpec("policy", "nats", "largest |trainer - sampler log-prob| of a token"),
+    "dropped_fraction": MetricSpec("policy", "fraction", "action tokens whose gradient term DPPO dropped"),
+    "advantage_mean": MetricSpec("policy", "reward", "mean advantage over action tokens"),
+    "advantage_std": MetricSpec("policy", "reward", "population standard deviation of the advantages"),
+    "staleness_max": MetricSpec("policy", "versions", "largest age of a trained trajectory"),
+    "explained_variance": MetricSpec("critic", "", "EV of the values that credited the batch, before training on it"),
+    "value_bias": MetricSpec("critic", "reward", "mean of value minus target"),
+    "value_mse": MetricSpec("critic", "reward^2", "mean squared error of values"),
+    "value_loss": MetricSpec("critic", "", "mean value loss of this step's critic updates"),
+    "value_grad_norm": MetricSpec("critic", "", "gradient norm of the last critic update"),
+    "value_learning_rate": MetricSpec("critic", "", "learning rate of the last critic update"),
+    "value_version": MetricSpec("critic", "version", "critic version that scored the batch"),
+    "value_updates": MetricSpec("critic", "count", "critic updates so far"),
+    "replay_size": MetricSpec("critic", "rollouts", "rollouts held in replay"),
+    "replay_evicted": MetricSpec("critic", "rollouts", "rollouts evicted from replay so far"),
+    "rho": MetricSpec("critic", "", "Tether coefficient that the batch was credited with"),
+    "rho_fit": MetricSpec("critic", "", "latest unclipped Tether fit"),
+    "rho_skipped": MetricSpec("critic", "count", "Tether fits skipped so far"),
+    "evpo_uses_critic": MetricSpec("critic", "0 or 1", "whether EVPO used the critic for the batch"),
+    "seconds": MetricSpec("run", "s", "wall time of the step"),
+    "seconds_rollout": MetricSpec("run", "s", "wall time of generation and environments"),
+    "seconds_values": MetricSpec("run", "s", "wall time of value scoring"),
+    "seconds_policy": MetricSpec("run", "s", "wall time of the policy update"),
+    "seconds_critic": MetricSpec("run", "s", "wall time of the critic updates"),
+}
+
+
+def null_if_undefined(value: float | None) -> float | None:
+    """JSON has no NaN: undefined becomes null."""
+    return None if value is None or not math.isfinite(value) else float(value)

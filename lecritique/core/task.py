@@ -1,0 +1,66 @@
+"""What a policy is asked and what only a critic may see."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+Role = Literal["system", "user", "assistant"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """One chat message."""
+
+    role: Role
+    content: str
+
+    def __post_init__(self) -> None:
+        if self.role not in ("system", "user", "assistant"):
+            raise ValueError(f"message role {self.role!r} is none of system, user, assistant")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """What the task knows and the policy may not see: the final answer and, where there is one, a worked solution."""
+
+    answer: str
+    solution: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.answer.strip():
+            raise ValueError("a reference answer must not be blank")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One row of an environment: a stable id, the opening messages and the hidden reference."""
+
+    task_id: str
+    messages: tuple[Message, ...]
+    reference: Reference | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.messages or self.messages[-1].role != "user":
+            raise ValueError(f"task {self.task_id}: the opening messages must end with a user message")
+        object.__setattr__(self, "metadata", MappingProxyType(dict(self.metadata)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """What an environment says to a turn: further messages, or the episode's end with its reward."""
+
+    messages: tuple[Message, ...] = ()
+    reward: float | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the episode is over."""
+        return self.reward is not None
+
+    def __post_init__(self) -> None:
+        if self.reward is None and not self.messages:
+            raise ValueError("a reply either ends the episode with a reward or says something")

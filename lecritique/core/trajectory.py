@@ -1,0 +1,188 @@
+"""Per-token hand-offs: trajectories, contexts, values, credit and training batches.
+
+Per-token arrays have the trajectory's length T and index: entry t belongs to `token_ids[t]`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lecritique.core.arrays import readonly, require_length
+from lecritique.core.ids import GroupId, RolloutId
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trajectory:
+    """The tokens of one segment of a rollout, with what the sampler knew of each.
+
+    `action_mask` is True on tokens that the policy sampled; elsewhere `sampler_logprobs` is 0 and
+    `policy_version` is -1. `episode_return` is the reward of the whole episode (gamma apart).
+    """
+
+    rollout_id: RolloutId
+    segment_index: int = 0
+    token_ids: NDArray[np.int64]
+    action_mask: NDArray[np.bool_]
+    sampler_logprobs: NDArray[np.float64]
+    turn_index: NDArray[np.int64]
+    policy_version: NDArray[np.int64]
+    episode_return: float
+    truncated: bool
+
+    def __post_init__(self) -> None:
+        for name, dtype in (
+            ("token_ids", np.int64),
+            ("action_mask", np.bool_),
+            ("sampler_logprobs", np.float64),
+            ("turn_index", np.int64),
+            ("policy_version", np.int64),
+        ):
+            object.__setattr__(self, name, readonly(getattr(self, name), dtype))
+            require_length(name, getattr(self, name), len(self.token_ids))
+        if len(self.action_mask) and self.action_mask[0]:
+            raise ValueError(f"trajectory {self.rollout_id}: the first token has no state before it to act from")
+        if not np.isfinite(self.episode_return):
+            raise ValueError(f"trajectory {self.rollout_id}: return {self.episode_return} is not finite")
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def group_id(self) -> GroupId:
+        """The group that the rollout belongs to."""
+        return self.rollout_id.group
+
+    @property
+    def action_tokens(self) -> int:
+        """Number of sampled tokens."""
+        return int(self.action_mask.sum())
+
+    @property
+    def oldest_policy_version(self) -> int:
+        """The oldest version that sampled any of the tokens (-1 without action tokens)."""
+        versions = self.policy_version[self.action_mask]
+        return int(versions.min()) if len(versions) else -1
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ContextInsertion:
+    """Token ids put into the policy's own sequence before index `position`; the policy's ids stay as they are."""
+
+    position: int
+    token_ids: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "token_ids", readonly(self.token_ids, np.int64))
+        if self.position < 0:
+            raise ValueError(f"insertion position {self.position} is negative")
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ValueRequest:
+    """A trajectory to be scored, with the context that the critic sees (None: the policy's own tokens)."""
+
+    trajectory: Trajectory
+    context: ContextInsertion | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ValuePrediction:
+    """V(state before token t) in reward units for every token of a trajectory, all from one critic version."""
+
+    rollout_id: RolloutId
+    values: NDArray[np.float64]
+    value_version: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", readonly(self.values, np.float64))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CreditedTrajectory:
+    """A trajectory with its advantages and value targets, and what they were made from.
+
+    Optional columns are None where the estimator does not use them.
+    """
+
+    trajectory: Trajectory
+    advantages: NDArray[np.float64]
+    value_targets: NDArray[np.float64]
+    values: NDArray[np.float64] | None = None
+    baseline: float | None = None
+    rho: float | None = None
+    estimator: str
+    value_version: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("advantages", "value_targets", "values"):
+            column = getattr(self, name)
+            if column is not None:
+                object.__setattr__(self, name, readonly(column, np.float64))
+                require_length(name, getattr(self, name), len(self.trajectory))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PolicyBatch:
+    """A complete optimizer batch with its global denominators: any split of it gives the same gradient."""
+
+    members: tuple[CreditedTrajectory, ...]
+    action_tokens: int
+    responses: int
+    trained_version: int
+
+    @classmethod
+    def of(cls, members: tuple[CreditedTrajectory, ...], *, trained_version: int) -> PolicyBatch:
+        """The batch of `members`; trajectories without action tokens are never trained on."""
+        kept = tuple(m for m in members if m.trajectory.action_tokens)
+        return cls(
+            members=kept,
+            action_tokens=sum(m.trajectory.action_tokens for m in kept),
+            responses=len({m.trajectory.rollout_id for m in kept}),
+            trained_version=trained_version,
+        )
+
+    @property
+    def ages(self) -> tuple[int, ...]:
+        """Staleness of each member: version trained on minus the oldest version that sampled it."""
+        return tuple(self.trained_version - m.trajectory.oldest_policy_version for m in self.members)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ValueSample:
+    """One rollout as the critic trains on it: all segments, contexts and frozen targets.
+
+    `value_version` is the critic version that scored it before it was admitted.
+    """
+
+    rollout_id: RolloutId
+    trajectories: tuple[Trajectory, ...]
+    contexts: tuple[ContextInsertion | None, ...]
+    value_targets: tuple[NDArray[np.float64], ...]
+    value_version: int
+
+    def __post_init__(self) -> None:
+        if not len(self.trajectories) == len(self.contexts) == len(self.value_targets):
+            raise ValueError(f"value sample {self.rollout_id}: segments, contexts and targets differ in number")
+        frozen = tuple(readonly(targets, np.float64) for targets in self.value_targets)
+        object.__setattr__(self, "value_targets", frozen)
+        for trajectory, targets in zip(self.trajectories, frozen, strict=True):
+            require_length("value_targets", targets, len(trajectory))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ValueBatch:
+    """A complete critic optimizer batch with its global denominator."""
+
+    samples: tuple[ValueSample, ...]
+    action_tokens: int
+
+    @classmethod
+    def of(cls, samples: tuple[ValueSample, ...]) -> ValueBatch:
+        """The batch of `samples`."""
+        return cls(samples=samples, action_tokens=sum(t.action_tokens for s in samples for t in s.trajectories))
