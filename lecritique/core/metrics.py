@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
@@ -91,8 +91,8 @@ class ValueFit:
     EV = 1 - Var(G - V) / Var(G) with population variances; NaN when Var(G) < 1e-12.
     """
 
-    error: Moments = Moments()
-    target: Moments = Moments()
+    error: Moments = field(default_factory=Moments)
+    target: Moments = field(default_factory=Moments)
 
     def merge(self, other: ValueFit) -> ValueFit:
         """The fit over both: pooled moments, never an average of averages."""

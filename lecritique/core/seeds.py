@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 
-
 def derive_seed(
     root: int,
     purpose: str,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Protocol
 
+from lecritique.core.errors import DataError, RolloutError, VerifierFailure
 from lecritique.core.task import Message, Reply, Task
 
 
@@ -41,12 +44,49 @@ class Environment(Protocol):
         ...
 
 
+def checked_task(environment: Environment, row: int) -> Task:
+    """`environment.task(row)`, where a row that cannot be a task (a blank reference answer) is named.
+
+    Raises:
+        DataError: the row cannot be made into a task.
+    """
+    try:
+        return environment.task(row)
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(f"row {row} of task {environment.name!r} cannot be used: {error}") from error
+
+
 class SingleTurn:
-    """An episode of one turn: the score of the text is the reward."""
+    """An episode of one turn: the score of the text is the reward.
+
+    A score function that raises, or returns anything but a finite number, is a crashed verifier: the rollout
+    gets no reward, which is not the same as the reward 0 of a wrong answer.
+    """
 
     def __init__(self, score: Callable[[str], float]) -> None:
         self._score = score
 
     def reply(self, text: str) -> Reply:
-        """Score the text and end."""
-        return Reply(reward=self._score(text))
+        """Score the text and end.
+
+        Raises:
+            VerifierFailure: the score function raised, or its result is no finite number.
+        """
+        try:
+            score = self._score(text)
+        except RolloutError:
+            raise
+        except Exception as error:  # the rollout boundary: whatever a verifier raises is recorded, not spread
+            raise VerifierFailure(f"the verifier raised {type(error).__name__}: {str(error)[:200]}") from error
+        return Reply(reward=finite_reward(score))
+
+
+def finite_reward(score: object) -> float:
+    """`score` as a float.
+
+    Raises:
+        VerifierFailure: it is no number, or not finite.
+    """
+    if not isinstance(score, Real) or not math.isfinite(score):
+        raise VerifierFailure(f"the verifier returned {str(score)[:100]!r}, expected a finite number")
+    return float(score)

@@ -1,0 +1,47 @@
+"""Explained variance by relative position in the response.
+
+Ten bins of (i + 1/2) / T for the 0-based action index i of a response with T action tokens (VP G.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lecritique.analysis.saved_rollouts import RolloutTable
+from lecritique.core.metrics import ValueFit
+from lecritique.core.moments import Moments
+
+BINS = 10
+
+
+def position_bins(actions: int, bins: int = BINS) -> NDArray[np.int64]:
+    """Bin of each action index 0..T-1 of a response with `actions` = T action tokens."""
+    # Integers: floor(bins * (2i + 1) / (2T)) has no rounding at the edges of the bins.
+    return bins * (2 * np.arange(actions) + 1) // (2 * max(actions, 1))
+
+
+def value_fit_by_position(tables: Iterable[RolloutTable], bins: int = BINS) -> tuple[ValueFit, ...]:
+    """Values against value targets in each bin, pooled over all action tokens of `tables`.
+
+    An episode in several segments is one response. Episodes without values are left out, as are tokens whose
+    value or target is not finite.
+    """
+    fits = [ValueFit()] * bins
+    for table in tables:
+        values, targets, masks = (table.per_token(name) for name in ("values", "value_targets", "action_mask"))
+        for _, rows in table.episodes():
+            if any(values[row] is None or targets[row] is None for row in rows):
+                continue
+            V = np.concatenate([values[row][masks[row] == 1] for row in rows])
+            G = np.concatenate([targets[row][masks[row] == 1] for row in rows])
+            place = position_bins(len(V), bins)
+            known = np.isfinite(V) & np.isfinite(G)
+            for b in range(bins):
+                chosen = known & (place == b)
+                if chosen.any():
+                    seen = ValueFit(Moments.of(G[chosen] - V[chosen]), Moments.of(G[chosen]))
+                    fits[b] = fits[b].merge(seen)
+    return tuple(fits)

@@ -1,0 +1,175 @@
+"""Saved rollouts: one Parquet file a step, one row a segment, per-token columns.
+
+Columns stay in Arrow; only the rows that a page shows become Python objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from lecritique.core.errors import DataError
+
+_REQUIRED = ("step", "row", "attempt", "member", "segment_index", "token_text", "action_mask", "turn_index")
+_PER_TOKEN = ("token_text", "token_ids", "turn_index", "sampler_logprobs", "advantages", "value_targets", "values")
+
+EpisodeId = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SavedRollout:
+    """One row: a segment with T tokens. Per-token arrays [T] are None where the run saved none."""
+
+    step: int
+    row: int
+    attempt: int
+    member: int
+    segment_index: int
+    task_id: str
+    status: str
+    estimator: str
+    reward: float | None
+    baseline: float | None
+    rho: float | None
+    value_version: int | None
+    context: str | None
+    prompt: str
+    token_text: tuple[str, ...]
+    action_mask: NDArray[np.bool_]
+    turn_index: NDArray[np.int64]
+    sampler_logprobs: NDArray[np.float64] | None
+    advantages: NDArray[np.float64] | None
+    values: NDArray[np.float64] | None
+    value_targets: NDArray[np.float64] | None
+
+
+class RolloutTable:
+    """The rows of one file of saved rollouts."""
+
+    def __init__(self, path: Path, table: pa.Table) -> None:
+        missing = [name for name in _REQUIRED if name not in table.column_names]
+        if missing:
+            raise DataError(f"{path}: no column {', '.join(missing)}; expected saved rollouts")
+        self.path = path
+        self._table = table
+        self._check_lengths()
+
+    def __len__(self) -> int:
+        return self._table.num_rows
+
+    def scalars(self, name: str) -> NDArray[np.float64]:
+        """A number a row [N], NaN where null or where the file has no such column."""
+        if name not in self._table.column_names:
+            return np.full(len(self), np.nan)
+        return _floats(self._table.column(name).combine_chunks())
+
+    def per_token(self, name: str) -> list[NDArray[np.float64] | None]:
+        """A float64 array a row, None where the row saved none."""
+        if name not in self._table.column_names:
+            return [None] * len(self)
+        column = _combined(self._table.column(name))
+        bounds = np.concatenate([[0], np.cumsum(_lengths(column))])
+        flat = _floats(column.flatten())
+        present = column.is_valid().to_pylist()
+        return [flat[bounds[i] : bounds[i + 1]] if ok else None for i, ok in enumerate(present)]
+
+    def episodes(self) -> Iterator[tuple[EpisodeId, list[int]]]:
+        """Each episode with the rows of its segments in order."""
+        keys = [self.scalars(name).astype(np.int64) for name in _REQUIRED[:5]]
+        found: dict[EpisodeId, list[tuple[int, int]]] = {}
+        for index, (step, row, attempt, member, segment) in enumerate(zip(*keys, strict=True)):
+            found.setdefault((int(step), int(row), int(attempt), int(member)), []).append((int(segment), index))
+        for episode, segments in found.items():
+            yield episode, [index for _, index in sorted(segments)]
+
+    def rollout(self, index: int) -> SavedRollout:
+        """Row `index` as an object."""
+        record = {name: values[0] for name, values in self._table.slice(index, 1).to_pydict().items()}
+        return SavedRollout(
+            step=record["step"],
+            row=record["row"],
+            attempt=record["attempt"],
+            member=record["member"],
+            segment_index=record["segment_index"],
+            task_id=str(record.get("task_id") or ""),
+            status=str(record.get("status") or "?"),
+            estimator=str(record.get("estimator") or "?"),
+            reward=record.get("reward"),
+            baseline=record.get("baseline"),
+            rho=record.get("rho"),
+            value_version=record.get("value_version"),
+            context=record.get("context"),
+            prompt=str(record.get("prompt") or ""),
+            token_text=tuple(text if text is not None else "" for text in record["token_text"] or ()),
+            action_mask=np.array(record["action_mask"] or [], dtype=np.bool_),
+            turn_index=np.array(record["turn_index"] or [], dtype=np.int64),
+            sampler_logprobs=_optional(record.get("sampler_logprobs")),
+            advantages=_optional(record.get("advantages")),
+            values=_optional(record.get("values")),
+            value_targets=_optional(record.get("value_targets")),
+        )
+
+    def _check_lengths(self) -> None:
+        tokens = _lengths(self._column_of_lists("action_mask"))
+        for name in _PER_TOKEN:
+            if name not in self._table.column_names:
+                continue
+            column = self._column_of_lists(name)
+            wrong = column.is_valid().to_numpy(zero_copy_only=False) & (_lengths(column) != tokens)
+            if wrong.any():
+                index = int(np.flatnonzero(wrong)[0])
+                raise DataError(
+                    f"{self.path}, row {index}: {name} has {_lengths(column)[index]} entries, "
+                    f"expected {tokens[index]}: one per token"
+                )
+
+    def _column_of_lists(self, name: str) -> pa.ListArray:
+        column = _combined(self._table.column(name))
+        if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+            if pa.types.is_null(column.type):
+                return pa.array([None] * len(self), type=pa.list_(pa.float64()))
+            raise DataError(f"{self.path}: column {name} is {column.type}, expected a list per row")
+        return column
+
+
+def read_rollouts(path: str | Path) -> RolloutTable:
+    """Read one file of saved rollouts.
+
+    Raises:
+        DataError: not Parquet, a needed column is missing, or per-token columns differ in length.
+    """
+    path = Path(path)
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowException) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"{path}: not a readable Parquet file ({reason})") from error
+    return RolloutTable(path, table)
+
+
+def _combined(column: pa.ChunkedArray) -> pa.Array:
+    combined = column.combine_chunks()
+    return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
+
+
+def _lengths(column: pa.ListArray) -> NDArray[np.int64]:
+    return column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _floats(column: pa.Array) -> NDArray[np.float64]:
+    if pa.types.is_null(column.type):
+        return np.full(len(column), np.nan)
+    return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
+
+
+def _optional(values: list[Any] | None) -> NDArray[np.float64] | None:
+    if values is None:
+        return None
+    return np.array([np.nan if v is None else v for v in values], dtype=np.float64)

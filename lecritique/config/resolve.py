@@ -1,0 +1,141 @@
+"""Derives what was left open and refuses combinations that make no sense. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from lecritique.config.estimators import USES_CRITIC, USES_GROUP, GaeLambda
+from lecritique.config.schema import RunConfig
+from lecritique.core.errors import ConfigurationError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a configuration cannot know by itself: facts of the machine, the model and the task."""
+
+    device: str
+    context_length: int
+    reward_range: tuple[float, float]
+
+
+def uses_critic(config: RunConfig) -> bool:
+    """Whether the run builds and trains a value function."""
+    return config.estimator.type in USES_CRITIC
+
+
+def gae_lambda(value: float | GaeLambda) -> float:
+    """A lambda as a number: `retained ** (1 / length)` for the length-calibrated form (LC)."""
+    return value.retained ** (1.0 / value.length) if isinstance(value, GaeLambda) else float(value)
+
+
+def resolve(config: RunConfig, facts: Facts) -> RunConfig:
+    """The configuration without None, checked.
+
+    Raises:
+        ConfigurationError: keys that contradict each other, both named.
+    """
+    replay = config.critic.replay
+    batch_size = replay.batch_size or config.rollout.batch_size
+    capacity = replay.capacity or replay.max_uses * batch_size
+    tree = config.model_dump()
+    tree["preset"] = config.preset or "custom"
+    tree["runtime"]["device"] = config.runtime.device or facts.device
+    limit = config.sampling.max_total_tokens
+    tree["sampling"]["max_total_tokens"] = facts.context_length if limit is None else limit
+    tree["critic"]["replay"].update(
+        batch_size=batch_size, capacity=capacity, refill_size=replay.refill_size or capacity
+    )
+    resolved = RunConfig.model_validate(tree)
+    for problem in _problems(resolved, facts):
+        raise ConfigurationError(problem)
+    return resolved
+
+
+def _problems(config: RunConfig, facts: Facts) -> Iterator[str]:
+    yield from _group_problems(config)
+    yield from _sampling_problems(config, facts)
+    if uses_critic(config):
+        yield from _critic_problems(config, facts)
+
+
+def _group_problems(config: RunConfig) -> Iterator[str]:
+    size, group = config.rollout.batch_size, config.rollout.group_size
+    if size % group:
+        yield (
+            f"'rollout.batch_size' counts rollouts and must be a multiple of 'rollout.group_size', "
+            f"got {size} and {group}."
+        )
+    if group == 1 and config.estimator.type in USES_GROUP:
+        yield (
+            f"'estimator.type' = '{config.estimator.type}' compares the rollouts of a group and needs "
+            f"'rollout.group_size' of at least 2, got 1."
+        )
+    if group == 1 and uses_critic(config) and config.critic.warmup == "leave_one_out":
+        yield (
+            "'critic.warmup' = 'leave_one_out' needs 'rollout.group_size' of at least 2, got 1; "
+            "use 'critic.warmup' = 'discard'."
+        )
+
+
+def _sampling_problems(config: RunConfig, facts: Facts) -> Iterator[str]:
+    sampling, loss = config.sampling, config.policy.loss
+    ratio = loss.type == "dppo" or (loss.type == "reinforce" and not loss.on_policy)
+    if ratio and (sampling.top_p < 1 or sampling.top_k > 0):
+        key = "sampling.top_p" if sampling.top_p < 1 else "sampling.top_k"
+        yield (
+            f"'policy.loss.type' = '{loss.type}' compares log-probs of the full softmax with the sampler's, "
+            f"so '{key}' must be off (top_p = 1.0, top_k = 0), got {getattr(sampling, key.split('.')[1])}."
+        )
+    limit = sampling.max_total_tokens or facts.context_length
+    if limit > facts.context_length:
+        yield (
+            f"'sampling.max_total_tokens' = {limit} is over the context length of 'model.name' = "
+            f"'{config.model.name}', which is {facts.context_length}."
+        )
+
+
+def _critic_problems(config: RunConfig, facts: Facts) -> Iterator[str]:
+    low, high = config.critic.loss.support
+    if facts.reward_range[0] < low or facts.reward_range[1] > high:
+        yield (
+            f"'critic.loss.type' = '{config.critic.loss.type}' covers values in [{low}, {high}], but 'task.type' = "
+            f"'{config.task.type}' gives rewards in [{facts.reward_range[0]}, {facts.reward_range[1]}]."
+        )
+    replay = config.critic.replay
+    batch, capacity, refill = replay.batch_size or 0, replay.capacity or 0, replay.refill_size or 0
+    if not batch <= refill <= capacity:
+        yield (f"'critic.replay' needs batch_size <= refill_size <= capacity, got {batch}, {refill} and {capacity}.")
+    critic = config.critic
+    if critic.warmup_updates and not critic.updates_per_policy_step:
+        yield (
+            f"'critic.warmup_updates' = {critic.warmup_updates} is never reached with "
+            "'critic.updates_per_policy_step' = 0."
+        )
+    elif critic.warmup == "discard" and config.run.steps * critic.updates_per_policy_step <= critic.warmup_updates:
+        yield (
+            f"'run.steps' = {config.run.steps} ends before 'critic.warmup_updates' = {critic.warmup_updates} "
+            "are done, so no policy batch would ever be trained on; use more steps or "
+            "'critic.warmup' = 'leave_one_out'."
+        )
+
+
+def differences(a: RunConfig, b: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Keys on which two resolved configurations differ, with both values."""
+    flat_a, flat_b = _flat(a.model_dump(mode="json")), _flat(b.model_dump(mode="json"))
+    return {
+        key: (flat_a.get(key), flat_b.get(key))
+        for key in sorted(flat_a.keys() | flat_b.keys())
+        if flat_a.get(key) != flat_b.get(key)
+    }
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            leaves.update(_flat(value, f"{prefix}{key}."))
+        else:
+            leaves[prefix + key] = value
+    return leaves

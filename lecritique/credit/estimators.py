@@ -1,0 +1,180 @@
+"""The one screen that maps a configured estimator to numerics.
+
+Shape letters: M trajectories of a batch, K members of a group, T trajectory length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lecritique.config.estimators import Discounting, Estimator, Evpo, GroupMean, LeaveOneOut, Tether, Value
+from lecritique.config.resolve import gae_lambda
+from lecritique.core.ids import GroupId
+from lecritique.core.trajectory import CreditedTrajectory, Trajectory, ValuePrediction
+from lecritique.numerics.baselines import group_advantages, group_baselines
+from lecritique.numerics.gae import gae, terminal_rewards
+from lecritique.numerics.tether import tether_advantages
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ScoredGroup:
+    """The valid members of one group, with their values from one critic version (None without a critic)."""
+
+    group_id: GroupId
+    trajectories: tuple[Trajectory, ...]
+    predictions: tuple[ValuePrediction, ...] | None
+
+    @property
+    def value_version(self) -> int | None:
+        """The critic version that scored the group."""
+        return self.predictions[0].value_version if self.predictions else None
+
+    @property
+    def returns_K(self) -> torch.Tensor:
+        """Returns of the members."""
+        return torch.tensor([t.episode_return for t in self.trajectories], dtype=torch.float64)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenCredit:
+    """GAE and value target of one trajectory, before any group baseline: [T] each, 0 off the action mask."""
+
+    values_T: Array
+    advantages_T: Array
+    targets_T: Array
+
+
+def advantages_of(
+    group: ScoredGroup, credits: Sequence[TokenCredit], estimator: Estimator, *, rho: float, use_critic: bool
+) -> list[Array]:
+    """Advantages of each member under the estimator.
+
+    Args:
+        group: the group.
+        credits: GAE of each member.
+        estimator: the configured estimator.
+        rho: Tether's coefficient for this group.
+        use_critic: EVPO's decision for this batch.
+    """
+    match estimator:
+        case GroupMean():
+            _, advantages_K = group_advantages(group.returns_K, "mean", scale=estimator.scale)
+            return broadcast(advantages_K, group.trajectories)
+        case LeaveOneOut():
+            _, advantages_K = group_advantages(group.returns_K, "leave_one_out")
+            return broadcast(advantages_K, group.trajectories)
+        case Value():
+            return [credit.advantages_T for credit in credits]
+        case Tether():
+            baselines_K = group_baselines(group.returns_K, "leave_one_out").tolist()
+            return [
+                tethered(credit, trajectory.action_mask, baseline, rho)
+                for credit, trajectory, baseline in zip(credits, group.trajectories, baselines_K, strict=True)
+            ]
+        case Evpo():
+            stand_in: Estimator = Value() if use_critic else GroupMean()
+            return advantages_of(group, credits, stand_in, rho=rho, use_critic=use_critic)
+
+
+def baselines_of(group: ScoredGroup, estimator: Estimator) -> list[float | None]:
+    """The group baseline that the estimator subtracts from each member's return, None where it uses none."""
+    match estimator:
+        case Tether() | LeaveOneOut():
+            return list(group_baselines(group.returns_K, "leave_one_out").tolist())
+        case GroupMean() | Evpo():
+            return list(group_baselines(group.returns_K, "mean").tolist())
+        case Value():
+            return [None] * len(group.trajectories)
+
+
+def broadcast(advantages_K: torch.Tensor, trajectories: Sequence[Trajectory]) -> list[Array]:
+    """One number per member, on each of its action tokens."""
+    return [
+        np.where(trajectory.action_mask, advantage, 0.0)
+        for advantage, trajectory in zip(advantages_K.tolist(), trajectories, strict=True)
+    ]
+
+
+def tethered(credit: TokenCredit, action_mask: NDArray[np.bool_], baseline: float, rho: float) -> Array:
+    """GAE + (1 - rho) (V - B) on the action tokens (LC eq. 15)."""
+    advantages_T = tether_advantages(
+        torch.from_numpy(credit.advantages_T),
+        torch.from_numpy(credit.values_T),
+        baseline,
+        rho,
+        action_mask_T=torch.from_numpy(np.array(action_mask)),
+    )
+    return np.where(action_mask, advantages_T.numpy(), 0.0)
+
+
+def token_credits(groups: Sequence[ScoredGroup], estimator: Estimator, *, value_target_lambda: float) -> list[
+    TokenCredit
+]:
+    """GAE of every trajectory of the batch at once; without a critic the values are 0 and targets the returns."""
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    if not trajectories:
+        return []
+    width = max(len(trajectory) for trajectory in trajectories)
+    mask_MT = np.zeros((len(trajectories), width), dtype=np.bool_)
+    values_MT = np.zeros((len(trajectories), width))
+    predicted = [p.values for group in groups for p in group.predictions or ()]
+    for row, trajectory in enumerate(trajectories):
+        mask_MT[row, : len(trajectory)] = trajectory.action_mask
+        if predicted:
+            values_MT[row, : len(trajectory)] = predicted[row]
+    gamma, lam = discounting(estimator)
+    mask = torch.from_numpy(mask_MT)
+    returns_M = torch.tensor([trajectory.episode_return for trajectory in trajectories], dtype=torch.float64)
+    advantages_MT, targets_MT = gae(
+        terminal_rewards(returns_M, mask),
+        torch.from_numpy(values_MT),
+        mask,
+        gamma=gamma,
+        gae_lambda=lam,
+        value_target_lambda=value_target_lambda,
+    )
+    return [
+        TokenCredit(
+            values_T=values_MT[row, : len(trajectory)],
+            advantages_T=advantages_MT[row, : len(trajectory)].numpy(),
+            targets_T=targets_MT[row, : len(trajectory)].numpy(),
+        )
+        for row, trajectory in enumerate(trajectories)
+    ]
+
+
+def discounting(estimator: Estimator) -> tuple[float, float]:
+    """gamma and gae_lambda; both 1 for estimators without a critic."""
+    if isinstance(estimator, Discounting):
+        return estimator.gamma, gae_lambda(estimator.gae_lambda)
+    return 1.0, 1.0
+
+
+def credited(
+    trajectory: Trajectory,
+    credit: TokenCredit,
+    advantages_T: Array,
+    *,
+    group: ScoredGroup,
+    baseline: float | None,
+    estimator: Estimator,
+    rho: float,
+) -> CreditedTrajectory:
+    """The record of one member's credit."""
+    return CreditedTrajectory(
+        trajectory=trajectory,
+        advantages=advantages_T,
+        value_targets=credit.targets_T,
+        values=credit.values_T if group.predictions else None,
+        baseline=baseline,
+        rho=rho if isinstance(estimator, Tether) else None,
+        estimator=estimator.type,
+        value_version=group.value_version,
+    )

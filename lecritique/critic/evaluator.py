@@ -1,0 +1,67 @@
+"""The value evaluator: serves V(h, z) from one published critic version."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lecritique.core.errors import DataError, DivergenceError
+from lecritique.core.trajectory import ValuePrediction, ValueRequest
+from lecritique.core.weights import WeightManifest
+from lecritique.models.scoring import token_row, values
+from lecritique.models.value_model import ValueModel
+from lecritique.models.weights import WeightStore
+
+
+class ValueEvaluator:
+    """Scores trajectories with its own copy of the critic.
+
+    Args:
+        model: its own copy, not shared with the trainer.
+        store: where published versions are opened.
+        max_tokens: padded tokens of one forward pass.
+        context_length: longest sequence, context included, that the critic can read.
+    """
+
+    def __init__(self, model: ValueModel, store: WeightStore, *, max_tokens: int, context_length: int) -> None:
+        self._model = model
+        self._store = store
+        self._max_tokens = max_tokens
+        self._context_length = context_length
+        self.version = -1
+
+    def adopt(self, manifest: WeightManifest) -> None:
+        """Serve this version from now on."""
+        self._model.load_state_dict(self._store.open(manifest))
+        self.version = manifest.version
+
+    def score(self, requests: Sequence[ValueRequest]) -> list[ValuePrediction]:
+        """Values of all requests from the current version, in their order; 0 off the action mask.
+
+        Raises:
+            DataError: a sequence that with its context is over the critic's limit.
+            DivergenceError: a value that is not finite.
+        """
+        rows = [token_row(request.trajectory, request.context) for request in requests]
+        for request, row in zip(requests, rows, strict=True):
+            if len(row.token_ids) > self._context_length:
+                raise DataError(
+                    f"rollout {request.trajectory.rollout_id} has {len(row.token_ids)} tokens with the critic's "
+                    f"context, over the model's limit of {self._context_length}."
+                )
+        predictions = []
+        for request, scored in zip(requests, values(self._model, rows, max_tokens=self._max_tokens), strict=True):
+            if not np.isfinite(scored).all():
+                raise DivergenceError(
+                    f"critic version {self.version} gave a value that is not finite for rollout "
+                    f"{request.trajectory.rollout_id}."
+                )
+            values_T = np.zeros(len(request.trajectory))
+            values_T[request.trajectory.action_mask] = scored
+            predictions.append(
+                ValuePrediction(
+                    rollout_id=request.trajectory.rollout_id, values=values_T, value_version=self.version
+                )
+            )
+        return predictions

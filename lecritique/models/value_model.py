@@ -1,0 +1,95 @@
+"""The value function: a copy of the policy's backbone with a linear head on the final hidden state."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from lecritique.config.losses import Bce, Categorical, Mse, ValueLoss
+from lecritique.core.errors import CheckpointError
+from lecritique.numerics.value_losses import categorical_loss, categorical_value, mse_loss
+
+
+class ValueModel(torch.nn.Module):
+    """V(h_t) = E[R | h_t] (LC 2.3). The head is linear with bias; its output is float32 or wider."""
+
+    def __init__(self, backbone: torch.nn.Module, loss: ValueLoss, *, seed: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.loss = loss
+        reference = next(backbone.parameters())
+        width = int(backbone.config.get_text_config().hidden_size)  # type: ignore[operator, union-attr]
+        self.head = torch.nn.Linear(width, loss.outputs)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            self.head.weight.copy_(torch.randn(self.head.weight.shape, generator=generator) * 0.02)
+            self.head.bias.zero_()
+        self.head.to(device=reference.device, dtype=torch.promote_types(reference.dtype, torch.float32))
+
+    @classmethod
+    def from_policy(cls, policy: Any, loss: ValueLoss, *, seed: int) -> ValueModel:
+        """A full copy of the policy's backbone with a randomly initialised head (LC's default)."""
+        return cls(copy.deepcopy(policy.get_decoder()), loss, seed=seed)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.head.weight.device
+
+    def hidden_states(self, token_ids_BL: torch.Tensor) -> torch.Tensor:
+        """Final hidden states [B, L, H]."""
+        return self.backbone(input_ids=token_ids_BL, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
+
+    def head_outputs(self, states_NH: torch.Tensor) -> torch.Tensor:
+        """Head outputs [N, outputs]."""
+        return self.head(states_NH.to(self.head.weight.dtype))  # type: ignore[no-any-return]
+
+    def values_of(self, outputs_NA: torch.Tensor) -> torch.Tensor:
+        """Values in reward units, [N]."""
+        match self.loss:
+            case Mse():
+                return outputs_NA[:, 0]
+            case Bce() | Categorical():
+                low, high = self.loss.support
+                return categorical_value(outputs_NA, low=low, high=high)
+
+    def losses_of(self, outputs_NA: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
+        """Loss of each token, [N]."""
+        match self.loss:
+            case Mse():
+                return mse_loss(outputs_NA[:, 0], targets_N)
+            case Bce() | Categorical():
+                low, high = self.loss.support
+                return categorical_loss(outputs_NA, targets_N, low=low, high=high)
+
+
+def save_value_model(model: ValueModel, folder: Path) -> None:
+    """Backbone, head and loss as safetensors + JSON."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    save_file(state, folder / "value_model.safetensors")
+    (folder / "value_loss.json").write_text(json.dumps(model.loss.model_dump(mode="json")))
+    model.backbone.config.save_pretrained(folder)  # type: ignore[operator, union-attr]
+
+
+def load_value_weights(model: ValueModel, folder: Path) -> None:
+    """Weights of a saved value model, its head included, into `model`.
+
+    Raises:
+        CheckpointError: the folder has no value model, or one without a head, or one of other sizes.
+    """
+    path = folder / "value_model.safetensors"
+    if not path.is_file():
+        raise CheckpointError(f"'{folder}' holds no value model: value_model.safetensors is missing.")
+    state = load_file(path)
+    if not any(name.startswith("head.") for name in state):
+        raise CheckpointError(f"the value model in '{folder}' has no value head; a plain language model has none.")
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    if missing or unexpected:
+        name = [*missing, *unexpected][0]
+        raise CheckpointError(f"the value model in '{folder}' is of another architecture: '{name}' does not match.")

@@ -1,0 +1,102 @@
+"""Saved rollouts: one Parquet file per saved step, per-token columns as lists."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lecritique.core.rollout import Rollout
+from lecritique.core.trajectory import CreditedTrajectory
+from lecritique.models.chat import ChatRenderer
+
+SCHEMA = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("row", pa.int64()),
+        ("attempt", pa.int64()),
+        ("member", pa.int64()),
+        ("segment_index", pa.int64()),
+        ("task_id", pa.string()),
+        ("status", pa.string()),
+        ("estimator", pa.string()),
+        ("reward", pa.float64()),
+        ("prompt", pa.string()),
+        ("token_text", pa.list_(pa.string())),
+        ("token_ids", pa.list_(pa.int32())),
+        ("action_mask", pa.list_(pa.bool_())),
+        ("turn_index", pa.list_(pa.int16())),
+        ("sampler_logprobs", pa.list_(pa.float32())),
+        ("advantages", pa.list_(pa.float32())),
+        ("values", pa.list_(pa.float32())),
+        ("value_targets", pa.list_(pa.float32())),
+        ("baseline", pa.float64()),
+        ("rho", pa.float64()),
+        ("value_version", pa.int64()),
+        ("context", pa.string()),
+    ]
+)
+
+
+def save_rollouts(
+    folder: Path,
+    *,
+    step: int,
+    rollouts: Sequence[Rollout],
+    credited: Sequence[CreditedTrajectory],
+    contexts: Mapping[int, str | None],
+    renderer: ChatRenderer,
+) -> Path:
+    """Write the rollouts of one step, failed ones included; `contexts` gives the critic's text per task row."""
+    credit_of = {member.trajectory.rollout_id: member for member in credited}
+    rows = [
+        _row(rollout, credit_of.get(rollout.rollout_id), contexts.get(rollout.rollout_id.group.row), renderer)
+        | {"step": step}
+        for rollout in rollouts
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step-{step:05d}.parquet"
+    aside = path.with_suffix(".tmp")
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), aside)
+    os.replace(aside, path)
+    return path
+
+
+def _row(
+    rollout: Rollout, credit: CreditedTrajectory | None, context: str | None, renderer: ChatRenderer
+) -> dict[str, Any]:
+    group = rollout.rollout_id.group
+    row: dict[str, Any] = {
+        "row": group.row,
+        "attempt": group.attempt,
+        "member": rollout.rollout_id.member,
+        "segment_index": 0,
+        "task_id": rollout.task.task_id,
+        "status": rollout.status,
+        "reward": rollout.reward,
+        "prompt": "\n".join(message.content for message in rollout.task.messages),
+        "context": context,
+    }
+    if credit is None:
+        return row
+    trajectory = credit.trajectory
+    return row | {
+        "estimator": credit.estimator,
+        "segment_index": trajectory.segment_index,
+        "token_text": renderer.token_texts(trajectory.token_ids),
+        "token_ids": trajectory.token_ids.astype(np.int32),
+        "action_mask": trajectory.action_mask,
+        "turn_index": trajectory.turn_index.astype(np.int16),
+        "sampler_logprobs": trajectory.sampler_logprobs.astype(np.float32),
+        "advantages": credit.advantages.astype(np.float32),
+        "values": None if credit.values is None else credit.values.astype(np.float32),
+        "value_targets": credit.value_targets.astype(np.float32),
+        "baseline": credit.baseline,
+        "rho": credit.rho,
+        "value_version": credit.value_version,
+    }

@@ -1,0 +1,51 @@
+"""Optional further homes of the metrics that every run writes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from lecritique.core.errors import ConfigurationError
+from lecritique.core.metrics import CATALOG
+
+
+class Sink(Protocol):
+    """Takes one row of metrics per step."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of one step."""
+        ...
+
+    def close(self) -> None:
+        """Flush."""
+        ...
+
+
+class TensorboardSink:
+    """Event files under `folder`; one scalar per metric, grouped by role."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ConfigurationError(
+                "'run.sinks' names tensorboard, which is not installed: pip install 'lecritique[tensorboard]'."
+            ) from error
+        self._writer = SummaryWriter(str(folder))
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of one step; undefined ones are left out."""
+        for name, value in metrics.items():
+            if math.isfinite(value):
+                self._writer.add_scalar(f"{CATALOG[name].role}/{name}", value, step)
+
+    def close(self) -> None:
+        """Flush."""
+        self._writer.close()
+
+
+def open_sinks(names: Sequence[str], folder: Path) -> list[Sink]:
+    """The configured sinks."""
+    return [TensorboardSink(folder / "tensorboard") for name in names if name == "tensorboard"]

@@ -1,0 +1,103 @@
+"""Environments by name. Nothing is imported before it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import BaseModel
+
+from lecritique.core.errors import ConfigurationError
+from lecritique.tasks.options import TaskOptions, nearest, validated_options
+from lecritique.tasks.protocol import Environment
+
+_BUILT_IN: Mapping[str, str] = {
+    "reasoning_gym": "lecritique.tasks.reasoning_gym:ReasoningGymEnvironment",
+    "sudoku": "lecritique.tasks.sudoku.environment:SudokuEnvironment",
+}
+_MEMBERS = ("name", "reward_range", "__len__", "task", "start", "gold")
+
+
+def task_names() -> tuple[str, ...]:
+    """Names of the built-in environments."""
+    return tuple(sorted(_BUILT_IN))
+
+
+def load_environment(type_name: str, options: Mapping[str, Any], *, seed: int = 0) -> Environment:
+    """The environment of `task.type = type_name`.
+
+    `type_name` is one of `task_names()`, or `module:Class` for a class with an attribute `Options` (a pydantic
+    model) that is constructed as `Class(options)`. `seed` is the data seed where the options give none.
+
+    Raises:
+        ConfigurationError: an unknown name or key, an unfit value, or a class that is no environment.
+    """
+    environment_class = _environment_class(type_name)
+    environment = environment_class(resolve_options(type_name, options, seed=seed))
+    absent = [member for member in _MEMBERS if not hasattr(environment, member)]
+    if absent:
+        raise ConfigurationError(
+            f"task.type = {type_name!r} lacks {', '.join(absent)}, expected an environment as in "
+            "lecritique.tasks.protocol.Environment"
+        )
+    if len(environment) == 0:
+        raise ConfigurationError(f"task.type = {type_name!r} has no rows, expected at least one")
+    return cast(Environment, environment)
+
+
+def options_model(type_name: str) -> type[BaseModel]:
+    """The pydantic class of the environment's options."""
+    model = getattr(_environment_class(type_name), "Options", None)
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        raise ConfigurationError(
+            f"task.type = {type_name!r}: got Options = {model!r}, expected a pydantic model class as the "
+            "attribute Options"
+        )
+    return model
+
+
+def resolve_options(type_name: str, options: Mapping[str, Any], *, seed: int = 0) -> BaseModel:
+    """The validated options, with what was left to derive filled in."""
+    validated = validated_options(options_model(type_name), options, type_name=type_name)
+    if isinstance(validated, TaskOptions):
+        return validated.resolved(seed)
+    if "seed" in type(validated).model_fields and getattr(validated, "seed", 0) is None:
+        return validated.model_copy(update={"seed": seed})
+    return validated
+
+
+def _environment_class(type_name: str) -> Any:
+    target = _BUILT_IN.get(type_name, type_name)
+    module_name, colon, class_name = target.partition(":")
+    if not (colon and module_name and class_name):
+        raise ConfigurationError(
+            f"unknown task.type = {type_name!r}, expected one of {', '.join(task_names())} or module:Class"
+            f"{nearest(type_name, task_names())}"
+        )
+    module = _module(module_name, type_name)
+    found = getattr(module, class_name, None)
+    if not isinstance(found, type):
+        classes = sorted(name for name, value in vars(module).items() if isinstance(value, type))
+        raise ConfigurationError(
+            f"task.type = {type_name!r}: module {module_name!r} has no class {class_name!r}"
+            f"{nearest(class_name, classes)}"
+        )
+    return found
+
+
+def _module(module_name: str, type_name: str) -> Any:
+    # A console script does not have the working directory on its path, and that is where a user's task file lies.
+    here = str(Path.cwd())
+    if type_name not in _BUILT_IN and here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+    try:
+        return importlib.import_module(module_name)
+    except ConfigurationError:
+        raise
+    except Exception as error:  # user code may raise anything while it is imported
+        raise ConfigurationError(
+            f"task.type = {type_name!r}: importing {module_name!r} failed with {type(error).__name__}: {error}"
+        ) from error

@@ -1,0 +1,1 @@
+"""Sudoku, in one turn or cell by cell."""
