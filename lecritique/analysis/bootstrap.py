@@ -19,6 +19,10 @@ LEVEL = 0.95
 FEWEST_SEEDS = 3
 _RNG_SEED = 2016
 
+# Share of such 95% intervals that leave out zero although normal seeds do not differ from it: percentile intervals
+# of few seeds are too narrow. Simulated without noise between steps, 3,000 times each; noise lowers it somewhat.
+_CHANCE_EXCLUSION = {3: 0.24, 4: 0.20, 5: 0.16, 6: 0.15, 8: 0.11, 10: 0.09}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
@@ -33,6 +37,12 @@ class Interval:
     def excludes_zero(self) -> bool:
         """Whether the whole interval lies on one side of zero and enough seeds stand behind it to say so."""
         return self.seeds >= FEWEST_SEEDS and (self.low > 0 or self.high < 0)
+
+
+def chance_exclusion(seeds: int) -> float | None:
+    """How often an interval of so few seeds leaves out zero by chance; None of fewer than three, which claim nothing."""
+    known = [count for count in _CHANCE_EXCLUSION if count <= seeds]
+    return _CHANCE_EXCLUSION[max(known)] if known else None
 
 
 def block_length(window: int) -> int:

@@ -7,6 +7,7 @@ serves light and dark pages. N steps, S seeds.
 from __future__ import annotations
 
 import io
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from lecritique.analysis.bootstrap import Interval, finite_mean
 from lecritique.analysis.read import Comparison
 from lecritique.analysis.summary import arm_endpoint, endpoint
+from lecritique.analysis.wording import number, shortened
 from lecritique.core.metrics import ValueFit
 
 INK, MUTED, RULE = "#1c1e24", "#6a6d76", "#dedbd3"
@@ -51,15 +53,6 @@ _RC = {
 def arm_colour(index: int) -> str:
     """Colour of arm `index`, the same in every figure and on the page."""
     return ARM_COLOURS[index % len(ARM_COLOURS)]
-
-
-def shortened(name: str, length: int) -> str:
-    """`name` in at most `length` characters, its middle left out."""
-    name = "".join(c if c.isprintable() else "?" for c in name)
-    if len(name) <= length:
-        return name
-    head = (length - 1) // 2
-    return f"{name[:head]}…{name[len(name) - (length - 1 - head) :]}"
 
 
 def smoothed(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:
@@ -102,20 +95,28 @@ def position_figure(comparison: Comparison, fits: Mapping[str, Sequence[ValueFit
 def picture(comparison: Comparison, png: Path) -> None:
     """Write the PNG: reward and explained variance over steps, and reward endpoints."""
     critic = _any_finite(comparison, "explained_variance")
+    names = ["\u200b" + shortened(arm, 30) for arm in comparison.arms]  # a leading "_" would hide the entry
+    wide = 11.6 if critic else 8.4
+    columns = max(1, min(len(names), int(11 * wide) // (max(map(len, names)) + 8)))
+    rows = math.ceil(len(names) / columns)
+    tall = 4.05 + 0.22 * rows
     with _style():
-        figure = Figure(figsize=(11.6, 4.3) if critic else (8.4, 4.3), facecolor="white")
+        figure = Figure(figsize=(wide, tall), facecolor="white")
         axes = figure.subplots(1, 3 if critic else 2, gridspec_kw={"wspace": 0.24})
-        figure.subplots_adjust(left=0.05, right=0.985, top=0.75, bottom=0.125)
+        figure.subplots_adjust(left=0.05, right=0.985, top=1 - (0.84 + 0.22 * rows) / tall, bottom=0.54 / tall)
         _draw_curves(axes[0], comparison, "reward", "reward", comparison.base_reward)
         if critic:
             _draw_curves(axes[1], comparison, "explained_variance", "explained variance of the critic", None)
         _draw_endpoints(axes[-1], comparison, "reward", "reward, last steps", comparison.base_reward)
-        handles = [_handle(i) for i in range(len(comparison.arms))]
-        names = ["\u200b" + shortened(arm, 24) for arm in comparison.arms]  # a leading "_" would hide the entry
-        figure.text(0.0135, 0.965, shortened(comparison.recipe, 60), size=14, weight="bold", va="top")
-        columns = min(len(names), 6)
+        figure.text(0.156 / wide, 1 - 0.15 / tall, shortened(comparison.recipe, 60), size=14, weight="bold", va="top")
         figure.legend(
-            handles, names, loc="upper left", bbox_to_anchor=(0.003, 0.912), ncols=columns, frameon=False, fontsize=9.5
+            [_handle(index) for index in range(len(names))],
+            names,
+            loc="upper left",
+            bbox_to_anchor=(0.03 / wide, 1 - 0.38 / tall),
+            ncols=columns,
+            frameon=False,
+            fontsize=9.5,
         )
         figure.savefig(png, format="png", dpi=160, metadata={"Software": "lecritique"})
 
@@ -164,9 +165,7 @@ def _draw_endpoints(ax: _Axes, comparison: Comparison, metric: str, label: str, 
     ends = []
     for index, arm in enumerate(comparison.arms):
         y, found = -index, arm_endpoint(comparison, metric, arm)
-        ax.text(
-            0.0, y + 0.27, shortened(arm, 46), transform=ax.get_yaxis_transform(), ha="left", va="bottom", size=9
-        )
+        ax.text(0.0, y + 0.27, shortened(arm, 46), transform=ax.get_yaxis_transform(), ha="left", va="bottom", size=9)
         if not np.isfinite(found.estimate):
             ax.text(0.0, y, "undefined", transform=ax.get_yaxis_transform(), va="center", color=MUTED, size=9)
             continue
@@ -178,7 +177,7 @@ def _draw_endpoints(ax: _Axes, comparison: Comparison, metric: str, label: str, 
             ax.plot(known, [y - 0.13] * len(known), "o", markersize=3, color=INK, alpha=0.55, markeredgewidth=0)
         ends.append((found, max([found.estimate, *known, *_finite(found.high)])))
         ax.annotate(
-            f"{found.estimate:.3f}",
+            number(found.estimate),
             (max(ends[-1][1], 0), y),
             xytext=(6, 0),
             textcoords="offset points",

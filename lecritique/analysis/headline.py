@@ -5,9 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from lecritique.analysis.bootstrap import FEWEST_SEEDS, Interval
-from lecritique.analysis.read import Comparison
+from lecritique.analysis.bootstrap import FEWEST_SEEDS, Interval, chance_exclusion
+from lecritique.analysis.read import Comparison, Run
 from lecritique.analysis.summary import arm_endpoint, paired_endpoint
+from lecritique.analysis.wording import percent, shortened, signed
+
+_NAME = 44
+_FEW_SEEDS = 10
+_STATES = {
+    "running": "still running",
+    "interrupted": "interrupted",
+    "failed": "failed",
+    "diverged": "diverged",
+    "unknown": "without a status",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,15 +37,17 @@ def headline(comparison: Comparison) -> Headline:
     if not ranked:
         return Headline(title="Nothing has been measured yet", text="No run has recorded a reward.", cautions=cautions)
     best, found = ranked[0]
+    name = shortened(best, _NAME)
+    so_far = "" if all(run.finished for run in comparison.runs.values()) else " so far"
     if len(comparison.arms) == 1:
         return Headline(
-            title=f"{best} reached a reward of {found.estimate:.3f}",
+            title=f"{name} reached a reward of {found.estimate:.3f}{so_far}",
             text=" ".join([_gain(comparison, found), _critic(comparison)]).strip(),
             cautions=cautions,
         )
     if len(ranked) == 1:
         return Headline(
-            title=f"So far only {best} has a reward: {found.estimate:.3f}",
+            title=f"So far only {name} has a reward: {found.estimate:.3f}",
             text=" ".join([_gain(comparison, found), _critic(comparison)]).strip(),
             cautions=cautions,
         )
@@ -42,11 +55,11 @@ def headline(comparison: Comparison) -> Headline:
     lead = paired_endpoint(comparison, "reward", best, second)
     settled = lead.excludes_zero and lead.low > 0
     title = (
-        f"{best} reached the highest reward: {found.estimate:.3f}"
+        f"{name} reached the highest reward{so_far}: {found.estimate:.3f}"
         if settled
-        else f"{best} is ahead with a reward of {found.estimate:.3f}, but the lead is not settled"
+        else f"{name} is ahead with a reward of {found.estimate:.3f}, but the lead is not settled"
     )
-    parts = [_lead(best, second, lead, settled), _gain(comparison, found), _critic(comparison)]
+    parts = [_lead(shortened(second, _NAME), lead, settled), _gain(comparison, found), _critic(comparison)]
     return Headline(title=title, text=" ".join(part for part in parts if part), cautions=cautions)
 
 
@@ -57,12 +70,7 @@ def ranked_arms(comparison: Comparison, metric: str) -> list[tuple[str, Interval
     return sorted(known, key=lambda pair: -pair[1].estimate)
 
 
-def signed(value: float) -> str:
-    """Three decimals with a sign, a true minus."""
-    return f"{value:+.3f}".replace("-", "−")
-
-
-def _lead(best: str, second: str, lead: Interval, settled: bool) -> str:
+def _lead(second: str, lead: Interval, settled: bool) -> str:
     if lead.seeds == 0:
         return f"It has no seed in common with {second}, the next, so the two cannot be paired."
     side = "above" if lead.estimate >= 0 else "below"
@@ -71,7 +79,9 @@ def _lead(best: str, second: str, lead: Interval, settled: bool) -> str:
         return f"{where}; there is too little to resample for an interval."
     where += f" (95% interval {signed(lead.low)} to {signed(lead.high)})"
     if settled:
-        return f"{where}, an interval that leaves out zero."
+        chance = percent(chance_exclusion(lead.seeds) or 0.0)
+        few = f" (where nothing differs, about {chance} of intervals from so few seeds do that too)"
+        return f"{where}, an interval that leaves out zero{few if lead.seeds <= _FEW_SEEDS else ''}."
     if lead.seeds < FEWEST_SEEDS:
         return f"{where}. No significance is claimed from fewer than three seeds."
     return f"{where}, an interval that holds zero: the order of the two may be chance."
@@ -89,13 +99,18 @@ def _critic(comparison: Comparison) -> str:
     if not ranked:
         return "No critic was measured."
     best, found = ranked[0]
+    first = shortened(best, _NAME)
     if len(ranked) == 1:
-        return f"The critic of {best} explains {_share(found.estimate)} of the variance of returns at the end."
+        return f"The critic of {first} explains {percent(found.estimate)} of the variance of returns at the end."
     worst, least = ranked[-1]
     return (
-        f"The critic that predicts returns best is that of {best}: at the end it explains {_share(found.estimate)} "
-        f"of their variance, that of {worst} {_share(least.estimate)}."
+        f"The critic that predicts returns best is that of {first}: at the end it explains {percent(found.estimate)} "
+        f"of their variance, that of {shortened(worst, _NAME)} {percent(least.estimate)}."
     )
+
+
+def _seeds(count: int) -> str:
+    return "the one seed" if count == 1 else f"the {count} seeds"
 
 
 def _cautions(comparison: Comparison) -> tuple[str, ...]:
@@ -103,24 +118,24 @@ def _cautions(comparison: Comparison) -> tuple[str, ...]:
     planned = len(comparison.arms) * len(comparison.seeds)
     missing = planned - len(comparison.runs)
     if missing:
-        found.append(f"{missing} of {planned} runs have not started.")
-    for state in ("running", "interrupted", "failed", "diverged", "unknown"):
-        names = [f"{arm} seed {seed}" for (arm, seed), run in comparison.runs.items() if run.state == state]
-        if names:
-            shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-            label = "without a status file" if state == "unknown" else state
-            found.append(f"{len(names)} of {planned} runs {'is' if len(names) == 1 else 'are'} {label}: {shown}.")
+        found.append(f"{missing} of {planned} runs not started.")
+    states = dict.fromkeys((*_STATES, *(run.state for run in comparison.runs.values())))
+    for state in states:
+        runs = [run for run in comparison.runs.values() if run.state == state]
+        if runs and state != "finished":
+            shown = "; ".join(_progress(run) for run in runs[:6])
+            more = f"; and {len(runs) - 6} more" if len(runs) > 6 else ""
+            count = "Run" if planned == 1 else f"{len(runs)} of {planned} runs"
+            found.append(f"{count} {_STATES.get(state, state)}: {shown}{more}.")
     lengths = {len(run.steps) for run in comparison.runs.values()}
     if len(lengths) > 1:
-        found.append(
-            f"Runs differ in length ({min(lengths)} to {max(lengths)} steps), so their endpoints are of different steps."
-        )
+        steps = f"{min(lengths)} to {max(lengths)} steps"
+        found.append(f"Runs differ in length ({steps}), so their endpoints are not of the same steps.")
     return tuple(found)
 
 
-def _seeds(count: int) -> str:
-    return "the one seed" if count == 1 else f"the {count} seeds"
-
-
-def _share(explained: float) -> str:
-    return f"{100 * explained:.0f}%".replace("-", "−")
+def _progress(run: Run) -> str:
+    planned = f" of {run.planned_steps}" if run.planned_steps is not None else ""
+    message = run.status.get("message")
+    said = f", {shortened(str(message), 160)}" if message else ""
+    return f"{shortened(run.arm, _NAME)} seed {run.seed} ({len(run.steps)}{planned} steps{said})"

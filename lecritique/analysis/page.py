@@ -9,7 +9,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from lecritique.analysis.tables import clean
+from lecritique.analysis.wording import clean
 
 
 @dataclass(frozen=True, kw_only=True)

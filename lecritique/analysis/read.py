@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,7 @@ class Comparison:
     runs: Mapping[tuple[str, int], Run]
     base_reward: float | None = None
     base_rollouts: int | None = None
-    single: bool = field(default=False)
+    single: bool = False
 
     def runs_of(self, arm: str) -> tuple[Run | None, ...]:
         """The arm's run of every seed, None where there is none."""
@@ -180,7 +180,7 @@ def _started_runs(path: Path, arms: tuple[str, ...], seeds: tuple[int, ...]) -> 
         for seed in seeds:
             directory = path / arm / f"seed-{seed}"
             if (directory / "config.json").exists():
-                runs[arm, seed] = load_run(directory)
+                runs[arm, seed] = replace(load_run(directory), arm=arm, seed=seed)
     return runs
 
 

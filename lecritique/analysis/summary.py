@@ -16,6 +16,7 @@ from lecritique.analysis.bootstrap import (
     REPLICATES,
     Interval,
     block_length,
+    chance_exclusion,
     endpoint_interval,
     finite_mean,
     paired_interval,
@@ -86,6 +87,7 @@ def method_of_intervals(comparison: Comparison) -> dict[str, Any]:
         "block_steps": [block_length(window) for window in windows],
         "note": "no significance claimed from fewer than three seeds",
         "fewest_seeds": FEWEST_SEEDS,
+        "chance_exclusion": chance_exclusion(len(comparison.seeds)),
     }
 
 

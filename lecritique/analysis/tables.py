@@ -3,40 +3,24 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from lecritique.analysis.headline import signed
 from lecritique.analysis.read import Comparison
 from lecritique.analysis.summary import endpoint
+from lecritique.analysis.wording import MINUS, MISSING, clean, number, signed
 from lecritique.core.metrics import CATALOG, MetricSpec
 
 _NOT_DIFFERENCES = frozenset({"run.arm", "run.seed", "run.name", "run.directory"})
 ARM_COLOUR_COUNT = 7  # --arm-0 to --arm-6 of page.css; figures.ARM_COLOURS has as many
-MISSING = "–"
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    """A number for a table cell, a dash where there is none."""
-    if value is None or not math.isfinite(value):
-        return MISSING
-    if value != 0 and not 1e-3 <= abs(value) < 1e6:
-        return f"{value:.2e}".replace("-", "−")
-    return f"{value:,.{digits}f}".replace("-", "−")
 
 
 def arm_name(comparison: Comparison, arm: str) -> str:
     """The arm's name behind a dot of its colour, as HTML."""
     round_, index = divmod(comparison.arms.index(arm), ARM_COLOUR_COUNT)
     again = ' class="dashed"' if round_ else ""
-    return f'<span class="arm"><i{again} style="--c:var(--arm-{index})"></i>{escape(clean(arm))}</span>'
-
-
-def clean(text: str) -> str:
-    """`text` with what UTF-8 cannot encode replaced."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+    return f'<span class="arm"><i{again} style="--c:var(--arm-{index})"></i><span>{escape(clean(arm))}</span></span>'
 
 
 def endpoint_table(comparison: Comparison, summary: Mapping[str, Any]) -> str:
@@ -69,7 +53,7 @@ def paired_table(comparison: Comparison, summary: Mapping[str, Any]) -> str:
             interval = f"{signed(entry['low'])} to {signed(entry['high'])}"
         a, b = arm_name(comparison, entry["a"]), arm_name(comparison, entry["b"])
         label = entry["metric"].replace("_", " ")
-        rows.append([label, f"{a} − {b}", signed(entry["difference"]), interval, str(entry["seeds"])])
+        rows.append([label, f"{a} {MINUS} {b}", signed(entry["difference"]), interval, str(entry["seeds"])])
     heads = ["metric", "difference of", "mean", "95% interval", "seeds"]
     return table(heads, rows, numeric=range(2, 5)) if rows else ""
 
@@ -104,11 +88,14 @@ def config_table(comparison: Comparison) -> str:
     return table(heads, rows, numeric=(), raw_heads=True) if rows else ""
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: Iterable[int], raw_heads: bool = False) -> str:
+def table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: Iterable[int], raw_heads: bool = False
+) -> str:
     """A table inside a box that scrolls; cells are HTML, heads are text unless `raw_heads`."""
     right = set(numeric)
     head = "".join(
-        f'<th scope="col"{_aligned(i, right)}>{text if raw_heads else escape(text)}</th>' for i, text in enumerate(heads)
+        f'<th scope="col"{_aligned(i, right)}>{text if raw_heads else escape(text)}</th>'
+        for i, text in enumerate(heads)
     )
     body = "".join(
         "<tr>" + "".join(f"<td{_aligned(i, right)}>{cell}</td>" for i, cell in enumerate(cells)) + "</tr>"

@@ -13,7 +13,15 @@ from lecritique.config.estimators import USES_GROUP, Estimator, Evpo, LeaveOneOu
 from lecritique.core.metrics import ValueFit
 from lecritique.core.moments import Moments
 from lecritique.core.trajectory import CreditedTrajectory
-from lecritique.credit.estimators import ScoredGroup, TokenCredit, advantages_of, baselines_of, credited, discounting, token_credits
+from lecritique.credit.estimators import (
+    ScoredGroup,
+    TokenCredit,
+    advantages_of,
+    baselines_of,
+    credited,
+    discounting,
+    token_credits,
+)
 from lecritique.credit.evpo import EvpoController
 from lecritique.credit.tether import TetherController
 from lecritique.numerics.baselines import group_baselines
@@ -110,10 +118,9 @@ def observe(controller: TetherController, group: ScoredGroup, credits: Sequence[
     baselines_K = group_baselines(group.returns_K, "leave_one_out").tolist()
     for trajectory, credit, baseline in zip(group.trajectories, credits, baselines_K, strict=True):
         mask = torch.from_numpy(trajectory.action_mask.copy())
-        x_T, y_T = tether_pairs(
-            torch.from_numpy(credit.advantages_T), torch.from_numpy(credit.values_T), baseline, mask
+        controller.observe(
+            *tether_pairs(torch.from_numpy(credit.advantages_T), torch.from_numpy(credit.values_T), baseline, mask)
         )
-        controller.observe(x_T[mask], y_T[mask])
 
 
 def value_fit_of(groups: Sequence[ScoredGroup], credits: Sequence[TokenCredit]) -> ValueFit:

@@ -114,9 +114,9 @@ def tethered(credit: TokenCredit, action_mask: NDArray[np.bool_], baseline: floa
     return np.where(action_mask, advantages_T.numpy(), 0.0)
 
 
-def token_credits(groups: Sequence[ScoredGroup], estimator: Estimator, *, value_target_lambda: float) -> list[
-    TokenCredit
-]:
+def token_credits(
+    groups: Sequence[ScoredGroup], estimator: Estimator, *, value_target_lambda: float
+) -> list[TokenCredit]:
     """GAE of every trajectory of the batch at once; without a critic the values are 0 and targets the returns."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     if not trajectories:

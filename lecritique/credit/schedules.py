@@ -92,8 +92,7 @@ def scored_groups(
     """The groups with their values, all from one critic version."""
     if values is None:
         return [
-            ScoredGroup(group_id=group.group_id, trajectories=group.trajectories, predictions=None)
-            for group in groups
+            ScoredGroup(group_id=group.group_id, trajectories=group.trajectories, predictions=None) for group in groups
         ]
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     spread = [context for group, context in zip(groups, contexts, strict=True) for _ in group.trajectories]
@@ -130,6 +129,4 @@ def _warm(learner: Learner, scored: Sequence[ScoredGroup]) -> bool:
     if learner.values is None:
         return True
     versions = [group.value_version for group in scored if group.value_version is not None]
-    return ships(
-        versions, live_version=learner.values.evaluator.version, warmup_updates=learner.warmup_updates
-    )
+    return ships(versions, live_version=learner.values.evaluator.version, warmup_updates=learner.warmup_updates)

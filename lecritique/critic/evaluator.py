@@ -60,8 +60,6 @@ class ValueEvaluator:
             values_T = np.zeros(len(request.trajectory))
             values_T[request.trajectory.action_mask] = scored
             predictions.append(
-                ValuePrediction(
-                    rollout_id=request.trajectory.rollout_id, values=values_T, value_version=self.version
-                )
+                ValuePrediction(rollout_id=request.trajectory.rollout_id, values=values_T, value_version=self.version)
             )
         return predictions

@@ -41,8 +41,11 @@ class ValueTrainer:
         Raises:
             DivergenceError: loss or gradient is not finite; the weights are left as they were.
         """
-        segments = [segment for sample in batch.samples for segment in zip(
-            sample.trajectories, sample.contexts, sample.value_targets, strict=True)]
+        segments = [
+            segment
+            for sample in batch.samples
+            for segment in zip(sample.trajectories, sample.contexts, sample.value_targets, strict=True)
+        ]
         rows = [token_row(trajectory, context) for trajectory, context, _ in segments]
         targets = [targets_T[trajectory.action_mask] for trajectory, _, targets_T in segments]
         total = 0.0

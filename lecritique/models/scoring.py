@@ -133,9 +133,7 @@ def values(model: ValueModel, rows: Sequence[TokenRow], *, max_tokens: int) -> l
 
 
 @torch.no_grad()
-def logprobs(
-    model: Any, rows: Sequence[TokenRow], *, temperature: float, max_tokens: int
-) -> list[NDArray[np.float64]]:
+def logprobs(model: Any, rows: Sequence[TokenRow], *, temperature: float, max_tokens: int) -> list[NDArray[np.float64]]:
     """Log-probs of each row's wanted tokens in nats, in the order of `rows`."""
     scored: list[NDArray[np.float64]] = [np.zeros(0)] * len(rows)
     for batch in in_micro_batches(rows, max_tokens=max_tokens, device=model.device):

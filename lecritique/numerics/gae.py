@@ -131,6 +131,9 @@ def gae_segments(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """`gae` of one episode that is kept in several segments, because its context was compacted.
 
+        sequential:   (A_1 | A_2 | ...) = gae(r_1 | r_2 | ..., V_1 | V_2 | ...), | joining segments
+        independent:  A_s = gae(terminal_rewards(sum of all r), V_s) for each segment s
+
     `sequential`: the recursion runs through the action tokens of all segments in order of generation, so
     "t+1" of a segment's last action token is the first action token of the next segment. Equals `gae` of the
     concatenation. `independent`: each segment is an episode of its own that ends with the return of the whole

@@ -132,7 +132,7 @@ def reinforce_loss(
 def token_mean(loss_N: Tensor, mask_N: Tensor, *, action_tokens: int) -> Tensor:
     """The share of these tokens in the mean over all action tokens of the optimizer batch.
 
-        sum over the mask of loss_t / action_tokens
+        share = sum over the mask of loss_t / action_tokens
 
     `action_tokens` counts the whole optimizer batch, so the sum over any split of it (micro-batches, ranks,
     packed rows) is the same loss with the same gradient. Tokens that DPPO dropped are counted. Nothing on the
@@ -158,7 +158,7 @@ def token_mean(loss_N: Tensor, mask_N: Tensor, *, action_tokens: int) -> Tensor:
 def response_mean(loss_N: Tensor, mask_N: Tensor, *, response_tokens_N: Tensor, responses: int) -> Tensor:
     """The share of these tokens in the mean over responses of each response's mean over its tokens.
 
-        sum over the mask of loss_t / (action tokens of t's response) / responses
+        share = sum over the mask of loss_t / (action tokens of t's response) / responses
 
     Both counts are of the whole optimizer batch, so any split gives the same gradient, also one through the
     middle of a response. All responses of one length: `token_mean`.

@@ -121,7 +121,9 @@ def categorical_loss(
 
 
 def mse_loss(values_N: Tensor, targets_N: Tensor, *, action_mask_N: Tensor | None = None) -> Tensor:
-    """Half the squared error, per token: loss = 0.5 (v - G)^2, gradient v - G.
+    """Half the squared error, per token.
+
+        loss = 0.5 (v - G)^2,   gradient v - G
 
     The value is read from a linear output: no squashing, any reward range.
 

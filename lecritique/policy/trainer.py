@@ -79,9 +79,7 @@ class PolicyTrainer:
         }
 
 
-def token_losses(
-    config: PolicyLoss, lp_N: torch.Tensor, lq_N: torch.Tensor, advantages_N: torch.Tensor
-) -> TokenLoss:
+def token_losses(config: PolicyLoss, lp_N: torch.Tensor, lq_N: torch.Tensor, advantages_N: torch.Tensor) -> TokenLoss:
     """The configured loss of each action token."""
     match config:
         case Dppo():

@@ -67,7 +67,7 @@ class ForwardView:
     def attention_mask(self) -> torch.Tensor:
         """True where a query may look, [B, 1, q, length]: at every earlier position and its own."""
         index = torch.arange(self._length, device=self._positions_Bq.device)
-        return (index[None, None, None, :] <= self._positions_Bq[:, None, :, None])
+        return index[None, None, None, :] <= self._positions_Bq[:, None, :, None]
 
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object, **__: object

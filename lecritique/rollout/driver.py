@@ -94,9 +94,7 @@ class _Member:
         if self.ended:
             return []
         text = self.renderer.decode(completion.token_ids)
-        self.turns.append(
-            Turn(given_ids=self.given_ids, completion=completion, text=text, messages=self.messages)
-        )
+        self.turns.append(Turn(given_ids=self.given_ids, completion=completion, text=text, messages=self.messages))
         self.token_ids = np.concatenate([self.token_ids, completion.token_ids])
         self.given_ids = np.zeros(0, dtype=np.int64)
         if completion.finish_reason == "cancelled":

@@ -62,8 +62,7 @@ def load_base(config: RunConfig) -> Base:
     environment = load_environment(config.task.type, config.task.options)
     device = config.runtime.device or ("cuda" if torch.cuda.is_available() else "cpu")
     language = load_causal_lm(config.model.name, dtype=getattr(torch, config.runtime.dtype), device=device)
-    facts = Facts(device=device, context_length=language.context_length, reward_range=environment.reward_range)
-    resolved = resolve(config, facts)
+    resolved = resolve(config, facts_of(environment, language))
     require_plain_head(language.model, language.name)
     if uses_critic(resolved):
         context_text(environment.task(0), resolved.critic.context)
@@ -72,6 +71,15 @@ def load_base(config: RunConfig) -> Base:
         environment=environment,
         language=language,
         renderer=ChatRenderer(language.tokenizer),
+    )
+
+
+def facts_of(environment: Environment, language: LanguageModel) -> Facts:
+    """What resolving a configuration needs to know of model and task."""
+    return Facts(
+        device=str(language.model.device),
+        context_length=language.context_length,
+        reward_range=environment.reward_range,
     )
 
 

@@ -1,8 +1,8 @@
 """The synchronous loop: collect a batch, run the schedule, publish the policy, record.
 
-    stream ─► collect (engine + environments) ─► score ─► credit ─► policy step ─► critic updates ─┐
-      ▲                                                                                            │
-      └──────────────────────────── engine adopts the policy's new weights ◄───────────────────────┘
+stream ─► collect (engine + environments) ─► score ─► credit ─► policy step ─► critic updates ─┐
+  ▲                                                                                            │
+  └──────────────────────────── engine adopts the policy's new weights ◄───────────────────────┘
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from lecritique.runs.directory import RunDirectory
 from lecritique.runs.rollouts import save_rollouts
 from lecritique.runs.sinks import Sink, open_sinks
 from lecritique.runtime.build import Parts, sampling_of
+from lecritique.tasks.protocol import checked_task
 
 OnStep = Callable[[int, dict[str, float]], None]
 
@@ -90,7 +91,7 @@ def group_requests(parts: Parts, *, start: int, count: int) -> list[GroupRequest
     return [
         GroupRequest(
             group_id=group_id,
-            task=parts.environment.task(group_id.row),
+            task=checked_task(parts.environment, group_id.row),
             group_size=config.rollout.group_size,
             sampling=sampling_of(config),
             max_turn_tokens=config.sampling.max_turn_tokens,

@@ -17,6 +17,8 @@ import pytest
 import torch
 
 from lecritique.credit.tether import TetherController
+from lecritique.credit.warmup import ships
+from lecritique.critic.replay import ReplayBuffer
 from lecritique.numerics.alignment import align_values, insert_context, project_values, spread_over_context
 from lecritique.numerics.baselines import group_advantages, group_baselines
 from lecritique.numerics.explained_variance import value_fit
@@ -53,7 +55,9 @@ def run_gae_branches(inputs: Data, expected: Data) -> Data:
 
 
 def run_align_values(inputs: Data, expected: Data) -> Data:
-    return {"aligned": align_values(torch.tensor(inputs["state_values"], dtype=F64), inputs["sequence_lengths"]).tolist()}
+    return {
+        "aligned": align_values(torch.tensor(inputs["state_values"], dtype=F64), inputs["sequence_lengths"]).tolist()
+    }
 
 
 def run_token_prefix(inputs: Data, expected: Data) -> Data:
@@ -137,9 +141,7 @@ def run_tether_sequence(inputs: Data, expected: Data) -> Data:
 
 
 def run_tether_window(inputs: Data, expected: Data) -> Data:
-    controller = TetherController(
-        batch_size=inputs["window_rollouts"], ridge=inputs["ridge"], decay=inputs["decay"]
-    )
+    controller = TetherController(batch_size=inputs["window_rollouts"], ridge=inputs["ridge"], decay=inputs["decay"])
     controller.restore(controller.state() | {"rho": inputs["initial"]})
     for row in inputs["rollout_rows"]:
         pairs = torch.tensor(row, dtype=F64)
@@ -179,9 +181,7 @@ def run_value_loss(inputs: Data, expected: Data) -> Data:
 
 
 def run_dppo_loss(inputs: Data, expected: Data) -> Data:
-    p, q, advantages = (
-        torch.tensor(inputs[key], dtype=F64) for key in ("p_trainer", "p_inference", "advantages")
-    )
+    p, q, advantages = (torch.tensor(inputs[key], dtype=F64) for key in ("p_trainer", "p_inference", "advantages"))
     thresholds = {"mask_low": inputs["mask_low"], "mask_high": inputs["mask_high"]}
     kept = dppo_keep(p, q, advantages, **thresholds)
     token_loss = dppo_loss(p.log(), q.log(), advantages, kl_coef=inputs["kl_coef"], **thresholds)
@@ -200,7 +200,35 @@ def run_lambda_from_length(inputs: Data, expected: Data) -> Data:
     return {"gae_lambda": lambda_from_length(inputs["length"], inputs["retained"])}
 
 
-# LEAD-ADAPTERS
+def run_replay(inputs: Data, expected: Data) -> Data:
+    buffer: ReplayBuffer[int] = ReplayBuffer(
+        batch_size=inputs["batch_size"],
+        capacity=inputs["capacity"],
+        refill_size=inputs["refill_size"],
+        max_uses=inputs["max_updates"],
+    )
+    batches, answers = [], []
+    for operation in inputs["ops"]:
+        if operation == "sample":
+            batches.append(list(buffer.sample()))
+        elif operation == "can_sample?":
+            answers.append(buffer.ready)
+        else:
+            verb, number = operation.split()
+            assert verb == "add"
+            buffer.add(int(number), int(number))
+    found = {"batches": batches, "can_sample": answers, "size": len(buffer), "ready": buffer.ready}
+    counts = {key: getattr(buffer.counts, key) for key in ("admitted", "attempts", "retired", "evicted")}
+    return {key: (found | counts)[key] for key in expected}
+
+
+def run_warmup_gate(inputs: Data, expected: Data) -> Data:
+    decisions = [
+        ships(versions, live_version=live, warmup_updates=inputs["warmup_updates"])
+        for versions, live in zip(inputs["shipped_value_versions"], inputs["live_version"], strict=True)
+    ]
+    return {"ships": decisions}
+
 
 ADAPTERS: dict[str, Callable[[Data, Data], Data]] = {
     "gae": run_gae,
@@ -218,6 +246,8 @@ ADAPTERS: dict[str, Callable[[Data, Data], Data]] = {
     "value_loss": run_value_loss,
     "dppo_loss": run_dppo_loss,
     "lambda_from_length": run_lambda_from_length,
+    "replay": run_replay,
+    "warmup_gate": run_warmup_gate,
 }
 
 

@@ -25,9 +25,7 @@ def gae_loop(
 def baselines_loop(returns: Floats, leave_one_out: bool) -> Floats:
     out = []
     for i, own in enumerate(returns):
-        others = [
-            r for j, r in enumerate(returns) if not math.isnan(r) and not (leave_one_out and j == i)
-        ]
+        others = [r for j, r in enumerate(returns) if not math.isnan(r) and not (leave_one_out and j == i)]
         out.append(math.nan if math.isnan(own) else sum(others) / len(others))
     return out
 

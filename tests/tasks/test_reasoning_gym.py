@@ -149,8 +149,17 @@ def test_rewards_are_binary_unless_scores_are_asked_for(chain_sum):
 
 
 @pytest.mark.parametrize("blank", ["", " \n", "\t"])
-def test_blank_text_is_wrong_without_asking_the_scorer(chain_sum, blank):
+def test_blank_text_is_wrong_without_asking_the_scorer(chain_sum, blank, monkeypatch):
+    monkeypatch.setattr(chain_sum._scorers["chain_sum"], "score_answer", lambda answer, entry: 1.0)
     assert chain_sum.start(chain_sum.task(0)).reply(blank).reward == 0.0
+
+
+def test_the_scorer_reads_the_text_without_the_blanks_around_it(chain_sum, monkeypatch):
+    read = []
+    scorer = chain_sum._scorers["chain_sum"]
+    monkeypatch.setattr(scorer, "score_answer", lambda answer, entry: read.append(answer) or 0.0)
+    chain_sum.start(chain_sum.task(0)).reply(" a b\n")
+    assert read == ["a b"]
 
 
 def test_a_scorer_that_raises_or_returns_no_number_gives_no_reward(chain_sum, monkeypatch):

@@ -37,7 +37,7 @@ def test_fault_1_changing_token_t_leaves_the_values_up_to_t() -> None:
     ids = [3, 1, 4, 1, 5]
     before = align_values_padded(emitted(ids))
     for t in range(5):
-        changed = ids[:t] + [9] + ids[t + 1 :]
+        changed = [*ids[:t], 9, *ids[t + 1 :]]
         after = align_values_padded(emitted(changed))
         assert torch.equal(after[: t + 1], before[: t + 1])
         assert not torch.equal(after[t + 1 :], before[t + 1 :]) or t == 4

@@ -34,8 +34,8 @@ def test_functions_are_found() -> None:
 @pytest.mark.parametrize("function", public_functions(), ids=lambda f: f.__name__)
 def test_docstring_is_complete(function: FunctionType) -> None:
     text = inspect.getdoc(function) or ""
-    # Statistics are named by what they are, equations are indented lines or stand in the first sentence.
-    assert re.search(r"=|<=>|<-", text), "no equation"
+    equations = text.split("Args:")[0]
+    assert re.search(r"^    .*(=|<-|:  )", equations, re.MULTILINE), "no indented equation"
     for section in ("Args:", "Raises:", "Source: "):
         assert section in text, f"no '{section}'"
     arguments = text.split("Args:")[1].split("Raises:")[0]

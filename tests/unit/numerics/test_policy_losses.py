@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -57,9 +58,7 @@ def test_gradients_are_those_of_finite_differences(kl_coef: float) -> None:
         )
     counts = torch.tensor([3] * 3 + [6] * 6 + [3] * 3)
     assert torch.autograd.gradcheck(lambda x: token_mean(x, mask, action_tokens=9), (lp,))
-    assert torch.autograd.gradcheck(
-        lambda x: response_mean(x, mask, response_tokens_N=counts, responses=3), (lp,)
-    )
+    assert torch.autograd.gradcheck(lambda x: response_mean(x, mask, response_tokens_N=counts, responses=3), (lp,))
 
 
 def test_fault_34_on_policy_all_losses_share_one_gradient() -> None:
@@ -160,7 +159,7 @@ def test_fault_9_policy_loss_and_gradient_are_the_same_for_every_split() -> None
         for cuts in ([0, 12], [0, 1, 5, 12], [0, 3, 4, 9, 12], list(range(13))):
             weights.grad = None
             total = 0.0
-            for start, stop in zip(cuts[:-1], cuts[1:], strict=True):
+            for start, stop in itertools.pairwise(cuts):
                 loss = share(slice(start, stop), reduction)
                 loss.backward()
                 total += loss.item()

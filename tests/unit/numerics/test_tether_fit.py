@@ -22,9 +22,7 @@ def group_sums(returns: list[float], values: list[float], dtype: torch.dtype = F
     mask = torch.ones(1, dtype=torch.bool)
     for r, v, b in zip(returns, values, baselines, strict=True):
         stored = torch.tensor([v], dtype=dtype)
-        advantages, _ = gae(
-            terminal_rewards(r, mask), stored, mask, gamma=1.0, gae_lambda=1.0, value_target_lambda=1.0
-        )
+        advantages, _ = gae(terminal_rewards(r, mask), stored, mask, gamma=1.0, gae_lambda=1.0, value_target_lambda=1.0)
         sums = sums.merge(tether_sums(*tether_pairs(advantages, stored, b, mask)))
     return sums
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -49,7 +50,7 @@ def test_fault_9_token_mean_of_half_squared_errors() -> None:
     for cuts in ([0, 4], [0, 1, 4], [0, 2, 4], [0, 1, 2, 3, 4]):
         values.grad = None
         total = torch.zeros(())
-        for start, stop in zip(cuts[:-1], cuts[1:], strict=True):
+        for start, stop in itertools.pairwise(cuts):
             part = slice(start, stop)
             share = token_mean(mse_loss(values[part], targets[part]), mask[part], action_tokens=4)
             share.backward()

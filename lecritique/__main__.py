@@ -1,0 +1,6 @@
+"""`python -m lecritique`."""
+
+from lecritique.cli.main import main
+
+if __name__ == "__main__":
+    main()

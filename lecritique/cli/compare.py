@@ -1,0 +1,185 @@
+"""`lecritique compare`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.live import Live
+from rich.table import Table
+
+from lecritique.cli.output import console, fail, number
+from lecritique.cli.train import Overrides, RecipeArgument
+from lecritique.config.load import arm_names, load_recipe
+from lecritique.core.errors import EXIT_OK, ConfigurationError
+
+if TYPE_CHECKING:
+    from lecritique.runtime.comparison import Job, Plan
+
+
+def compare(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    arms: Annotated[str, typer.Option(help="Presets or arms of the recipe, separated by commas.")] = (
+        "mean,value,pvf,tether"
+    ),
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas; arms share data order by seed.")] = "0",
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Directory of the comparison; a second call resumes it.")] = None,
+) -> None:
+    """Train several arms on the same tasks in the same order, and report which baseline wins.
+
+    Example: `lecritique compare demo --arms mean,value,pvf,tether --seeds 0,1 --jobs 2 --out runs/demo`.
+    """
+    loaded = load_recipe(recipe)
+    chosen_arms = _words(arms, "--arms")
+    chosen_seeds = _numbers(seeds)
+    unknown = [arm for arm in chosen_arms if arm not in arm_names(loaded)]
+    if unknown:
+        raise ConfigurationError(f"--arms: there is no arm '{unknown[0]}'. Known: {', '.join(arm_names(loaded))}.")
+    from lecritique.runtime.comparison import plan, run
+
+    target = out or Path("runs") / f"compare-{loaded.name}"
+    comparison = plan(recipe, loaded, arms=chosen_arms, seeds=chosen_seeds, overrides=overrides or [], out=target)
+    console.print(
+        f"{len(comparison.jobs)} runs to do, {len(comparison.finished)} done already; the base model earns "
+        f"{number(comparison.record['base_reward'])}.",
+        soft_wrap=True,
+    )
+    if comparison.jobs:
+        with _Watch(comparison) as watch:
+            codes = run(comparison, jobs=jobs, watch=watch.show)
+    else:
+        codes = run(comparison, jobs=jobs, watch=lambda running, ended: None)
+    _finish(comparison, codes)
+
+
+def _finish(comparison: Plan, codes: dict[str, int]) -> None:
+    from lecritique.analysis.report import write_report
+    from lecritique.analysis.summary import write_summary
+    from lecritique.runtime.comparison import log_path
+
+    summary = json.loads(write_summary(comparison.out).read_text(encoding="utf-8"))
+    page = write_report(comparison.out)
+    console.print(summary_table(summary))
+    console.print(f"report: {page}", soft_wrap=True)
+    failed = {name: code for name, code in codes.items() if code != EXIT_OK}
+    if failed:
+        name, code = next(iter(failed.items()))
+        job = next(job for job in comparison.jobs if job.name == name)
+        log = log_path(comparison.out, job)
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        fail(
+            f"{len(failed)} of {len(codes)} runs failed; {name}: {lines[-1] if lines else 'no output'} (log: {log})",
+            code if code > 0 else 4,
+        )
+
+
+def summary_table(summary: dict[str, Any]) -> Table:
+    """Endpoints of each arm and seed."""
+    base = summary["base_reward"]
+    table = Table(title=f"Mean of the last steps (base model {number(base)})", title_justify="left")
+    for heading in ("arm", "reward", "EV", "rho"):
+        table.add_column(heading, justify="left" if heading == "arm" else "right")
+    for arm, columns in summary["arms"].items():
+        table.add_row(
+            arm,
+            *(
+                "  ".join(number(value) for value in columns[key])
+                for key in ("reward_last", "explained_variance_last", "rho_last")
+            ),
+        )
+    return table
+
+
+class _Watch:
+    """A live table of the runs on a terminal; a line per ended run elsewhere."""
+
+    def __init__(self, comparison: Plan) -> None:
+        self._comparison = comparison
+        self._live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
+        self._told: set[str] = set()
+
+    def __enter__(self) -> _Watch:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def show(self, running: Sequence[Job], ended: Sequence[Job]) -> None:
+        if self._live:
+            self._live.update(self._table(running, ended))
+            return
+        for job in ended:
+            if job.name not in self._told:
+                self._told.add(job.name)
+                console.print(f"{job.name}: {_state(job.path)}", soft_wrap=True)
+
+    def _table(self, running: Sequence[Job], ended: Sequence[Job]) -> Table:
+        table = Table(title=str(self._comparison.out), title_justify="left")
+        for heading in ("run", "step", "reward", "EV", "rho", "tok/s"):
+            table.add_column(heading, justify="left" if heading == "run" else "right")
+        shown = [*self._comparison.finished, *ended, *running]
+        for job in shown:
+            row = _latest(job.path / "metrics.jsonl")
+            step = "-" if row is None else f"{int(row['step']) + 1}/{job.config.run.steps}"
+            row = row or {}
+            table.add_row(
+                job.name,
+                step,
+                number(row.get("reward")),
+                number(row.get("explained_variance")),
+                number(row.get("rho")),
+                number(row.get("tokens_per_second"), 0),
+            )
+        waiting = len(self._comparison.jobs) - len(running) - len(ended)
+        if waiting:
+            table.caption = f"{waiting} more to start"
+        return table
+
+
+def _latest(path: Path) -> dict[str, Any] | None:
+    """The last whole line of a metrics file."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, file.seek(0, 2) - 8192))
+            lines = file.read().splitlines(keepends=True)
+    except FileNotFoundError:
+        return None
+    whole = [line for line in lines if line.endswith(b"\n") and line.startswith(b"{")]
+    return json.loads(whole[-1]) if whole else None
+
+
+def _state(path: Path) -> str:
+    try:
+        status = json.loads((path / "status.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return "did not start"
+    row = _latest(path / "metrics.jsonl") or {}
+    message = f" ({status['message']})" if status.get("message") else ""
+    return (
+        f"{status['state']} at step {status['step']}/{status['steps']}{message}, "
+        f"reward {number(row.get('reward'))}, EV {number(row.get('explained_variance'))}"
+    )
+
+
+def _words(text: str, option: str) -> list[str]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise ConfigurationError(f"{option}: got {text!r}, expected names separated by commas.")
+    if len(set(words)) < len(words):
+        raise ConfigurationError(f"{option}: {text!r} names something twice.")
+    return words
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(word) for word in _words(text, "--seeds")]
+    except ValueError as error:
+        raise ConfigurationError(f"--seeds: got {text!r}, expected whole numbers separated by commas.") from error

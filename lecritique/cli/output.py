@@ -1,0 +1,29 @@
+"""What the command line prints with."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import NoReturn
+
+from rich.console import Console
+
+console = Console(highlight=False)
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Print one sentence to standard error and exit."""
+    print(f"lecritique: {message}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number for a table; a dash when it is undefined."""
+    return "-" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as m:ss or h:mm:ss."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

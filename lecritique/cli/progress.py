@@ -1,0 +1,64 @@
+"""Progress: a live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from lecritique.cli.output import console, duration, number
+
+
+class TrainProgress:
+    """Shows reward, EV, rho, tokens/s and time left of one run."""
+
+    def __init__(self, label: str, steps: int) -> None:
+        self._label, self._steps = label, steps
+        self._started = time.perf_counter()
+        self._every = max(1, steps // 20)
+        self._live = (
+            Progress(
+                TextColumn("[bold]{task.description}"),
+                BarColumn(bar_width=None),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[text]}"),
+                console=console,
+            )
+            if console.is_terminal
+            else None
+        )
+
+    def __enter__(self) -> TrainProgress:
+        if self._live:
+            self._live.start()
+            self._bar = self._live.add_task(self._label, total=self._steps, text="")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def step(self, step: int, metrics: dict[str, float]) -> None:
+        """Show one step."""
+        done = step + 1
+        left = (time.perf_counter() - self._started) / done * (self._steps - done)
+        text = self.text(metrics, left)
+        if self._live:
+            self._live.update(self._bar, completed=done, text=text)
+        elif done % self._every == 0 or done in (1, self._steps):
+            console.print(f"{self._label}  step {done}/{self._steps}  {text}", soft_wrap=True)
+
+    @staticmethod
+    def text(metrics: dict[str, float], seconds_left: float) -> str:
+        """The figures of a step in one line."""
+        parts = [f"reward {number(metrics['reward'])}"]
+        if "value_updates" in metrics:
+            parts.append(f"EV {number(metrics.get('explained_variance'))}")
+        if "rho" in metrics:
+            parts.append(f"rho {number(metrics['rho'])}")
+        parts.append(f"{metrics['tokens_per_second']:,.0f} tok/s")
+        parts.append(f"{duration(seconds_left)} left")
+        return "  ".join(parts)
