@@ -152,7 +152,7 @@ def credit(episodes: list[Episode], s: Settings, arm: str, rho: float) -> Tether
             elif arm == "tether":
                 advantages_T = tether_advantages(gae_T, values_T, baseline, rho, action_mask_T=mask)
             else:
-                advantages_T = torch.where(mask, e.reward - baseline, 0.0)
+                advantages_T = (e.reward - baseline) * mask.double()
             e.advantages, e.targets = advantages_T.numpy(), targets_T.numpy()
     return sums
 

@@ -39,13 +39,11 @@ CONTEXT_LENGTH = 4096
 # Recipes take seeds from 0 upwards; environments hash theirs, so any other number gives other data.
 TRAIN_SEED, MEASURE_SEED = 730_001, 910_001
 PLACEMENTS = (None, "system_prefix", "user_suffix")
+OFTEN_PLAIN = (None, "system_prefix", None, "user_suffix")
+SELDOM_PLAIN = PLACEMENTS
 PAD_ID = 256 + SPECIAL_TOKENS.index("<|pad|>")
 END_ID = 256 + SPECIAL_TOKENS.index("<|end|>")
-CHAIN_SUM = {
-    "dataset": "chain_sum",
-    "dataset_options": {"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2},
-    "prompt_template": "{expression}",
-}
+SPELL_BACKWARD = {"dataset": "spell_backward", "prompt_template": "{word}"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +56,7 @@ class Source:
     measured_options: Mapping[str, Any]
     rows: int
     per_step: int
+    placements: tuple[str | None, ...]
     max_turn_tokens: int
 
     def environment(self, *, measured: bool, rows: int) -> Environment:
@@ -84,8 +83,9 @@ def sources() -> tuple[Source, ...]:
             task_type="sudoku",
             options={**sudoku, "form": "single_turn", "min_empty": 4, "max_empty": 11},
             measured_options={**sudoku, "form": "single_turn", "min_empty": 10, "max_empty": 10},
-            rows=20_000,
+            rows=60_000,
             per_step=32,
+            placements=OFTEN_PLAIN,
             max_turn_tokens=18,
         ),
         Source(
@@ -93,18 +93,20 @@ def sources() -> tuple[Source, ...]:
             task_type="sudoku",
             options={**sudoku, "form": "multi_turn", "min_empty": 4, "max_empty": 10},
             measured_options={**sudoku, "form": "multi_turn", "min_empty": 10, "max_empty": 10},
-            rows=20_000,
-            per_step=32,
+            rows=60_000,
+            per_step=48,
+            placements=SELDOM_PLAIN,
             max_turn_tokens=3,
         ),
         Source(
-            label="chain_sum",
+            label="spell_backward",
             task_type="reasoning_gym",
-            options=CHAIN_SUM,
-            measured_options=CHAIN_SUM,
-            rows=8_000,
+            options={**SPELL_BACKWARD, "dataset_options": {"min_word_len": 3, "max_word_len": 7}},
+            measured_options={**SPELL_BACKWARD, "dataset_options": {"min_word_len": 4, "max_word_len": 5}},
+            rows=4_000,
             per_step=16,
-            max_turn_tokens=6,
+            placements=OFTEN_PLAIN,
+            max_turn_tokens=10,
         ),
     )
 
@@ -191,13 +193,14 @@ class ExampleStream:
 
     def __init__(self, source: Source, renderer: ChatRenderer) -> None:
         self._environment = source.environment(measured=False, rows=source.rows)
+        self._placements = source.placements
         self._renderer = renderer
         self._random = np.random.default_rng(derive_seed(TRAIN_SEED, f"tiny.stream.{source.label}"))
         self._rows: list[int] = []
 
     def take(self, count: int) -> list[Example]:
-        """The next examples; of every three one is plain, one has a system prefix and one a user suffix."""
-        return [self._next(PLACEMENTS[i % len(PLACEMENTS)]) for i in range(count)]
+        """The next examples, going round the placements of the source."""
+        return [self._next(self._placements[i % len(self._placements)]) for i in range(count)]
 
     def _next(self, placement: str | None) -> Example:
         if not self._rows:
@@ -210,32 +213,45 @@ def nll_sum(model: Qwen3ForCausalLM, examples: Sequence[Example]) -> tuple[torch
     """Sum of the negative log-likelihood of the action tokens in nats, and their number."""
     tokens_BL = padded([e.token_ids for e in examples], PAD_ID)
     action_BL = padded([e.is_action for e in examples], False)
-    logits_BLV = model(input_ids=tokens_BL).logits[:, :-1]
     chosen = action_BL[:, 1:]
-    total = torch.nn.functional.cross_entropy(logits_BLV[chosen], tokens_BL[:, 1:][chosen], reduction="sum")
+    hidden_BLD = model.model(input_ids=tokens_BL[:, :-1], use_cache=False).last_hidden_state
+    logits_NV = model.lm_head(hidden_BLD[chosen])
+    total = torch.nn.functional.cross_entropy(logits_NV, tokens_BL[:, 1:][chosen], reduction="sum")
     return total, int(chosen.sum())
 
 
+def optimizers(model: Qwen3ForCausalLM, rate: float) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the layers, AdamW for the embedding and the norms."""
+    inner = [p for name, p in model.named_parameters() if p.ndim == 2 and "layers." in name]
+    outer = [p for name, p in model.named_parameters() if not (p.ndim == 2 and "layers." in name)]
+    return [
+        torch.optim.Muon(inner, lr=rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(outer, lr=rate, betas=(0.9, 0.98), weight_decay=0.01),
+    ]
+
+
 def train(model: Qwen3ForCausalLM, mix: Sequence[tuple[Source, ExampleStream]], steps: int, peak_rate: float) -> None:
-    """AdamW with linear warm-up and cosine decay on gold dialogues; loss on action tokens, sources weighted alike."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=peak_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    """Train on gold dialogues with warm-up and cosine decay; the loss is the mean over all action tokens of a step."""
+    parts = optimizers(model, peak_rate)
     model.train()
     started = time.time()
     for step in range(steps):
-        warm = min(1.0, (step + 1) / 50)
-        for group in optimizer.param_groups:
-            group["lr"] = peak_rate * warm * (0.05 + 0.95 * 0.5 * (1 + np.cos(np.pi * step / steps)))
-        parts = []
-        for source, stream in mix:
-            total, count = nll_sum(model, stream.take(source.per_step))
-            loss = total / count
-            loss.backward()
-            parts.append(f"{source.label} {loss.item():.3f}")
+        rate = peak_rate * min(1.0, (step + 1) / 50) * (0.02 + 0.98 * 0.5 * (1 + np.cos(np.pi * step / steps)))
+        for optimizer in parts:
+            optimizer.param_groups[0]["lr"] = rate
+            optimizer.zero_grad(set_to_none=True)
+        batches = [stream.take(source.per_step) for source, stream in mix]
+        all_tokens = sum(sum(example.is_action) for batch in batches for example in batch)
+        report = []
+        for (source, _), batch in zip(mix, batches, strict=True):
+            total, count = nll_sum(model, batch)
+            (total / all_tokens).backward()
+            report.append(f"{source.label} {total.item() / count:.3f}")
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        for optimizer in parts:
+            optimizer.step()
         if (step + 1) % 50 == 0:
-            print(f"step {step + 1:5d}  {time.time() - started:5.0f} s  {'  '.join(parts)}", flush=True)
+            print(f"step {step + 1:5d}  {time.time() - started:5.0f} s  {'  '.join(report)}", flush=True)
     model.eval()
 
 

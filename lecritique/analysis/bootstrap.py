@@ -40,7 +40,7 @@ class Interval:
 
 
 def chance_exclusion(seeds: int) -> float | None:
-    """How often an interval of so few seeds leaves out zero by chance; None of fewer than three, which claim nothing."""
+    """How often an interval of so few seeds leaves out zero by chance; None of fewer than three."""
     known = [count for count in _CHANCE_EXCLUSION if count <= seeds]
     return _CHANCE_EXCLUSION[max(known)] if known else None
 

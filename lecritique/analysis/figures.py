@@ -35,7 +35,7 @@ _LOWEST_EV = -0.5
 _SIZE = (4.6, 2.9)
 
 _Axes = Any
-_RC = {
+_RC: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "lecritique",
     "text.parse_math": False,
@@ -165,7 +165,7 @@ def _draw_endpoints(ax: _Axes, comparison: Comparison, metric: str, label: str, 
     ends = []
     for index, arm in enumerate(comparison.arms):
         y, found = -index, arm_endpoint(comparison, metric, arm)
-        ax.text(0.0, y + 0.27, shortened(arm, 46), transform=ax.get_yaxis_transform(), ha="left", va="bottom", size=9)
+        ax.text(0.0, y + 0.27, shortened(arm, 40), transform=ax.get_yaxis_transform(), ha="left", va="bottom", size=9)
         if not np.isfinite(found.estimate):
             ax.text(0.0, y, "undefined", transform=ax.get_yaxis_transform(), va="center", color=MUTED, size=9)
             continue

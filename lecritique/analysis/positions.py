@@ -15,6 +15,9 @@ from lecritique.core.metrics import ValueFit
 from lecritique.core.moments import Moments
 
 BINS = 10
+POSITION_COLUMNS = ("step", "row", "attempt", "member", "segment_index", "action_mask", "values", "value_targets")
+
+_PerToken = list[NDArray[np.float64] | None]
 
 
 def position_bins(actions: int, bins: int = BINS) -> NDArray[np.int64]:
@@ -33,10 +36,9 @@ def value_fit_by_position(tables: Iterable[RolloutTable], bins: int = BINS) -> t
     for table in tables:
         values, targets, masks = (table.per_token(name) for name in ("values", "value_targets", "action_mask"))
         for _, rows in table.episodes():
-            if any(values[row] is None or targets[row] is None for row in rows):
+            V, G = _joined(values, masks, rows), _joined(targets, masks, rows)
+            if V is None or G is None:
                 continue
-            V = np.concatenate([values[row][masks[row] == 1] for row in rows])
-            G = np.concatenate([targets[row][masks[row] == 1] for row in rows])
             place = position_bins(len(V), bins)
             known = np.isfinite(V) & np.isfinite(G)
             for b in range(bins):
@@ -45,3 +47,14 @@ def value_fit_by_position(tables: Iterable[RolloutTable], bins: int = BINS) -> t
                     seen = ValueFit(Moments.of(G[chosen] - V[chosen]), Moments.of(G[chosen]))
                     fits[b] = fits[b].merge(seen)
     return tuple(fits)
+
+
+def _joined(column: _PerToken, masks: _PerToken, rows: list[int]) -> NDArray[np.float64] | None:
+    """The column's action tokens over the segments of an episode, None when a segment has none saved."""
+    parts = []
+    for row in rows:
+        values, mask = column[row], masks[row]
+        if values is None or mask is None:
+            return None
+        parts.append(values[mask == 1])
+    return np.concatenate(parts)

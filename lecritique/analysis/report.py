@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import lecritique
 from lecritique.analysis import page
 from lecritique.analysis.headline import headline, ranked_arms
-from lecritique.analysis.positions import value_fit_by_position
+from lecritique.analysis.positions import POSITION_COLUMNS, value_fit_by_position
 from lecritique.analysis.read import Comparison, Run, load_comparison
 from lecritique.analysis.saved_rollouts import RolloutTable, read_rollouts
 from lecritique.analysis.summary import comparison_summary
@@ -220,9 +220,9 @@ def _method_section(comparison: Comparison, summary: dict[str, Any]) -> str:
         f"unsmoothed{here}. Intervals are 95% percentile intervals of a {method['name']}: "
         f"{method['replicates']:,} replicates draw seeds with replacement and, inside each, circular blocks of "
         f"{blocks} steps; arms that share a seed share the draw. They hold what varies between these seeds and "
-        "steps, nothing else. No significance is claimed from fewer than three seeds, and few seeds make such intervals "
-        "too narrow: where nothing differs, about 24% of those from three seeds leave out zero, 16% from five, 9% from "
-        "ten, instead of 5%."
+        "steps, nothing else. No significance is claimed from fewer than three seeds, and few seeds make such "
+        "intervals too narrow: where nothing differs, about 24% of those from three seeds leave out zero, 16% from "
+        "five, 9% from ten, instead of 5%."
     )
     base = (
         f" The reward before training is that of {comparison.base_rollouts:,} rollouts of the untrained policy."
@@ -238,7 +238,7 @@ def _method_section(comparison: Comparison, summary: dict[str, Any]) -> str:
 def _late_tables(comparison: Comparison, arm: str, damaged: list[str]) -> Iterator[RolloutTable]:
     for run in comparison.runs_of(arm):
         for path in run.late_rollout_files() if run is not None else ():
-            table = _read_or_note(path, damaged)
+            table = _read_or_note(path, damaged, POSITION_COLUMNS)
             if table is not None:
                 yield table
 
@@ -260,9 +260,9 @@ def _newest(run: Run, damaged: list[str]) -> RolloutTable | None:
     return None
 
 
-def _read_or_note(path: Path, damaged: list[str]) -> RolloutTable | None:
+def _read_or_note(path: Path, damaged: list[str], columns: Sequence[str] | None = None) -> RolloutTable | None:
     try:
-        return read_rollouts(path)
+        return read_rollouts(path, columns)
     except DataError as error:
         damaged.append(f"Left out: {error}.")
         return None

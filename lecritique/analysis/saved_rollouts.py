@@ -5,7 +5,7 @@ Columns stay in Arrow; only the rows that a page shows become Python objects.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,15 +54,12 @@ class RolloutTable:
     """The rows of one file of saved rollouts."""
 
     def __init__(self, path: Path, table: pa.Table) -> None:
-        missing = [name for name in _REQUIRED if name not in table.column_names]
-        if missing:
-            raise DataError(f"{path}: no column {', '.join(missing)}; expected saved rollouts")
         self.path = path
         self._table = table
         self._check_lengths()
 
     def __len__(self) -> int:
-        return self._table.num_rows
+        return int(self._table.num_rows)
 
     def scalars(self, name: str) -> NDArray[np.float64]:
         """A number a row [N], NaN where null or where the file has no such column."""
@@ -139,18 +136,23 @@ class RolloutTable:
         return column
 
 
-def read_rollouts(path: str | Path) -> RolloutTable:
-    """Read one file of saved rollouts.
+def read_rollouts(path: str | Path, columns: Sequence[str] | None = None) -> RolloutTable:
+    """Read one file of saved rollouts, all of its columns or `columns` alone.
 
     Raises:
         DataError: not Parquet, a needed column is missing, or per-token columns differ in length.
     """
     path = Path(path)
     try:
-        table = pq.read_table(path)
+        with pq.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            table = file.read(columns=None if columns is None else [name for name in columns if name in names])
     except (OSError, pa.ArrowException) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"{path}: not a readable Parquet file ({reason})") from error
+    missing = [name for name in _REQUIRED if name not in names]
+    if missing:
+        raise DataError(f"{path}: no column {', '.join(missing)}; expected saved rollouts")
     return RolloutTable(path, table)
 
 
@@ -160,7 +162,8 @@ def _combined(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _lengths(column: pa.ListArray) -> NDArray[np.int64]:
-    return column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    lengths: NDArray[np.int64] = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return lengths
 
 
 def _floats(column: pa.Array) -> NDArray[np.float64]:

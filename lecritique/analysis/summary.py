@@ -30,7 +30,7 @@ ENDPOINT_METRICS = ("reward", "explained_variance", "rho")
 PAIRED_METRICS = ("reward", "explained_variance")
 
 
-def endpoint_window(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def endpoint_window(values: NDArray[Any]) -> NDArray[Any]:
     """The steps that an endpoint averages: the last 50, or the last third of a run of fewer than 150 steps."""
     recorded = len(values)
     width = ENDPOINT_STEPS if recorded >= 3 * ENDPOINT_STEPS else max(1, recorded // 3)

@@ -67,7 +67,8 @@ def metric_table(comparison: Comparison) -> str:
         cells = [_metric_head(name, CATALOG.get(name))]
         for arm in comparison.arms:
             ends = [endpoint(run.series(name)) for run in comparison.runs_of(arm) if run is not None]
-            cells.append(number(_mean(ends)))
+            whole = all(end is None or end == round(end) for end in ends)
+            cells.append(number(_mean(ends), 0 if whole and len(set(ends)) == 1 else 3))
         rows.append(cells)
     heads = ["metric", *(arm_name(comparison, arm) for arm in comparison.arms)]
     columns = range(1, len(comparison.arms) + 1)

@@ -25,7 +25,7 @@ def token_view(
         tables: the newest saved rollouts of each run that has any, by (arm, seed).
         first: the arm to show first, None for any.
     """
-    arms = []
+    arms: list[dict[str, Any]] = []
     for index, arm in enumerate(comparison.arms):
         of_arm = {seed: tables[arm, seed] for seed in comparison.seeds if (arm, seed) in tables}
         samples = [_sample(kind, seed, rollout) for kind, seed, rollout in pick_samples(of_arm)]

@@ -151,7 +151,7 @@ def token_credits(
 
 
 def discounting(estimator: Estimator) -> tuple[float, float]:
-    """gamma and gae_lambda; both 1 for estimators without a critic."""
+    """Gamma and gae_lambda; both 1 for estimators without a critic."""
     if isinstance(estimator, Discounting):
         return estimator.gamma, gae_lambda(estimator.gae_lambda)
     return 1.0, 1.0

@@ -9,8 +9,14 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
-from lecritique.core.trajectory import ContextInsertion, Trajectory, ValueBatch, ValuePrediction, ValueRequest
-from lecritique.core.trajectory import ValueSample
+from lecritique.core.trajectory import (
+    ContextInsertion,
+    Trajectory,
+    ValueBatch,
+    ValuePrediction,
+    ValueRequest,
+    ValueSample,
+)
 from lecritique.critic.evaluator import ValueEvaluator
 from lecritique.critic.replay import ReplayBuffer
 from lecritique.critic.trainer import ValueTrainer

@@ -79,7 +79,7 @@ def in_micro_batches(rows: Sequence[TokenRow], *, max_tokens: int, device: torch
 
 
 def action_logprobs(model: Any, batch: MicroBatch, *, temperature: float) -> torch.Tensor:
-    """log p(token t | tokens < t) of the wanted tokens in nats, [N], of softmax(logits / temperature)."""
+    """Log p(token t | tokens < t) of the wanted tokens in nats, [N], of softmax(logits / temperature)."""
     hidden_BLH = model.get_decoder()(input_ids=batch.token_ids_BL, use_cache=False).last_hidden_state
     states_NH = states_before(hidden_BLH, batch.mask_BL)
     return logprobs_of_states(model.get_output_embeddings(), states_NH, batch.targets_N, temperature=temperature)

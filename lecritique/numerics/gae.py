@@ -100,12 +100,12 @@ def gae(
     require_mask(action_mask_T, values_T)
     require_shape("rewards", rewards_T, values_T)
     dtype = torch.promote_types(widen(rewards_T).dtype, widen(values_T).dtype)
-    rewards = select(action_mask_T, rewards_T.detach().to(dtype))
-    values = select(action_mask_T, values_T.detach().to(dtype))
+    rewards, values = rewards_T.detach().to(dtype), values_T.detach().to(dtype)
     if values.shape[-1] == 0:
         return torch.zeros_like(values), torch.zeros_like(values)
 
-    # A stable sort of the mask moves the action tokens, in order, to the end: the recursion starts on the last one.
+    # A stable sort of the mask moves the action tokens, in order, to the end. The recursion runs from there to the
+    # front, so what stands off the mask comes last, reaches no action token and is dropped.
     order = torch.argsort(action_mask_T.to(torch.uint8), dim=-1, stable=True)
     packed_values = values.gather(-1, order)
     bootstrap = torch.as_tensor(bootstrap_value, dtype=dtype, device=values.device).detach()

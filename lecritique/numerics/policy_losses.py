@@ -18,8 +18,8 @@ from lecritique.numerics.precision import require_mask, require_shape, select, w
 class TokenLoss:
     """Loss of every token, and whether its policy-gradient term was kept (True) or dropped (False)."""
 
-    loss_N: Tensor  # noqa: N815
-    kept_N: Tensor  # noqa: N815
+    loss_N: Tensor
+    kept_N: Tensor
 
 
 def dppo_keep(p_trainer: Tensor, p_sampler: Tensor, advantages: Tensor, *, mask_low: float, mask_high: float) -> Tensor:

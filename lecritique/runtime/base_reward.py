@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from lecritique.models.weights import MemoryWeightStore
-from lecritique.rollout.collect import collect
 from lecritique.core.rollout import GroupRequest
 from lecritique.core.seeds import derive_seed
+from lecritique.models.weights import MemoryWeightStore
+from lecritique.rollout.collect import collect
 from lecritique.runtime.build import Base, embedded_engine, sampling_of
 from lecritique.runtime.synchronous import rollout_metrics
 from lecritique.tasks.protocol import checked_task

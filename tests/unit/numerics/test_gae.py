@@ -140,6 +140,10 @@ def test_independent_segments_each_end_with_the_episode_return() -> None:
     found, targets = gae_segments(rewards, values, masks, **MONTE_CARLO, semantics="independent")
     assert [a.tolist() for a in found] == [pytest.approx([0.55, 0.35]), pytest.approx([0.15])]
     assert [t.tolist() for t in targets] == [[0.75, 0.75], [0.75]]
+    _, targets = gae_segments(rewards, values, masks, **MONTE_CARLO, semantics="independent", bootstrap_value=2.0)
+    assert [t.tolist() for t in targets] == [[0.75, 0.75], [2.75]]
+    _, targets = gae_segments(rewards, values, masks, **MONTE_CARLO, bootstrap_value=2.0)
+    assert [t.tolist() for t in targets] == [[2.75, 2.5], [2.5]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])

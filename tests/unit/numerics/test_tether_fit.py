@@ -105,7 +105,7 @@ def test_pairs_are_value_and_return_minus_baseline_on_actions_only() -> None:
 def test_rho_one_is_the_value_estimator_bit_for_bit() -> None:
     generator = torch.Generator().manual_seed(3)
     advantages, values = torch.randn(2, 5, 9, generator=generator)
-    advantages[0, 0] = -0.0
+    advantages[0], values[1] = -0.0, torch.inf
     found = tether_advantages(advantages, values, torch.rand(5, generator=generator), 1.0)
     assert torch.equal(found.view(torch.int32), advantages.view(torch.int32))
 

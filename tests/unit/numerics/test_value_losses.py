@@ -85,6 +85,8 @@ def test_rounding_outside_the_support_is_clamped() -> None:
             two_hot(torch.tensor([outside], dtype=F64), atoms=2, **UNIT)
     wide = two_hot(torch.tensor([100.0 + 9e-4], dtype=F64), low=0.0, high=100.0, atoms=3)
     assert wide.tolist() == [[0.0, 0.0, 1.0]]
+    narrow = two_hot(torch.tensor([0.1 + 9e-6], dtype=F64), low=0.0, high=0.1, atoms=2)
+    assert narrow.tolist() == [[0.0, 1.0]]
 
 
 def test_two_atoms_are_binary_cross_entropy() -> None:
