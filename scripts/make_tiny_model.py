@@ -43,19 +43,23 @@ OFTEN_PLAIN = (None, "system_prefix", None, "user_suffix")
 SELDOM_PLAIN = PLACEMENTS
 PAD_ID = 256 + SPECIAL_TOKENS.index("<|pad|>")
 END_ID = 256 + SPECIAL_TOKENS.index("<|end|>")
-SPELL_BACKWARD = {"dataset": "spell_backward", "prompt_template": "{word}"}
+CHAIN_SUM = {
+    "dataset": "chain_sum",
+    "dataset_options": {"min_terms": 3, "max_terms": 3, "min_digits": 1, "max_digits": 1},
+    "prompt_template": "{expression}",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One kind of task in the mix: how many examples of it a step holds, and what is measured at the end."""
+    """One kind of task in the mix: how many examples a step of each phase holds, and what is measured at the end."""
 
     label: str
     task_type: str
     options: Mapping[str, Any]
     measured_options: Mapping[str, Any]
     rows: int
-    per_step: int
+    per_step: tuple[int, int]
     placements: tuple[str | None, ...]
     max_turn_tokens: int
 
@@ -84,7 +88,7 @@ def sources() -> tuple[Source, ...]:
             options={**sudoku, "form": "single_turn", "min_empty": 4, "max_empty": 11},
             measured_options={**sudoku, "form": "single_turn", "min_empty": 10, "max_empty": 10},
             rows=60_000,
-            per_step=32,
+            per_step=(24, 12),
             placements=OFTEN_PLAIN,
             max_turn_tokens=18,
         ),
@@ -94,21 +98,25 @@ def sources() -> tuple[Source, ...]:
             options={**sudoku, "form": "multi_turn", "min_empty": 4, "max_empty": 10},
             measured_options={**sudoku, "form": "multi_turn", "min_empty": 10, "max_empty": 10},
             rows=60_000,
-            per_step=48,
+            per_step=(48, 40),
             placements=SELDOM_PLAIN,
             max_turn_tokens=3,
         ),
         Source(
-            label="spell_backward",
+            label="chain_sum",
             task_type="reasoning_gym",
-            options={**SPELL_BACKWARD, "dataset_options": {"min_word_len": 3, "max_word_len": 7}},
-            measured_options={**SPELL_BACKWARD, "dataset_options": {"min_word_len": 4, "max_word_len": 5}},
-            rows=4_000,
-            per_step=16,
+            options=CHAIN_SUM,
+            measured_options=CHAIN_SUM,
+            rows=2_500,
+            per_step=(16, 96),
             placements=OFTEN_PLAIN,
-            max_turn_tokens=10,
+            max_turn_tokens=6,
         ),
     )
+
+
+# Steps and peak learning rate. Sums are learnt late, once copying and Sudoku work, hence a phase of their own.
+PHASES = ((540, 6e-3), (180, 3e-3))
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -191,16 +199,18 @@ def padded(rows: Sequence[Sequence[int]], fill: int) -> torch.Tensor:
 class ExampleStream:
     """Gold dialogues of one source, with and without the reference, in an order fixed by the seed."""
 
-    def __init__(self, source: Source, renderer: ChatRenderer) -> None:
+    def __init__(self, source: Source, renderer: ChatRenderer, phase: int) -> None:
         self._environment = source.environment(measured=False, rows=source.rows)
         self._placements = source.placements
+        self._per_step = source.per_step[phase]
+        self.label = source.label
         self._renderer = renderer
-        self._random = np.random.default_rng(derive_seed(TRAIN_SEED, f"tiny.stream.{source.label}"))
+        self._random = np.random.default_rng(derive_seed(TRAIN_SEED, f"tiny.stream.{source.label}", attempt=phase))
         self._rows: list[int] = []
 
-    def take(self, count: int) -> list[Example]:
-        """The next examples, going round the placements of the source."""
-        return [self._next(self._placements[i % len(self._placements)]) for i in range(count)]
+    def take_step(self) -> list[Example]:
+        """The examples of the next step, going round the placements of the source."""
+        return [self._next(self._placements[i % len(self._placements)]) for i in range(self._per_step)]
 
     def _next(self, placement: str | None) -> Example:
         if not self._rows:
@@ -230,7 +240,7 @@ def optimizers(model: Qwen3ForCausalLM, rate: float) -> list[torch.optim.Optimiz
     ]
 
 
-def train(model: Qwen3ForCausalLM, mix: Sequence[tuple[Source, ExampleStream]], steps: int, peak_rate: float) -> None:
+def train(model: Qwen3ForCausalLM, streams: Sequence[ExampleStream], steps: int, peak_rate: float) -> None:
     """Train on gold dialogues with warm-up and cosine decay; the loss is the mean over all action tokens of a step."""
     parts = optimizers(model, peak_rate)
     model.train()
@@ -240,13 +250,13 @@ def train(model: Qwen3ForCausalLM, mix: Sequence[tuple[Source, ExampleStream]], 
         for optimizer in parts:
             optimizer.param_groups[0]["lr"] = rate
             optimizer.zero_grad(set_to_none=True)
-        batches = [stream.take(source.per_step) for source, stream in mix]
+        batches = [stream.take_step() for stream in streams]
         all_tokens = sum(sum(example.is_action) for batch in batches for example in batch)
         report = []
-        for (source, _), batch in zip(mix, batches, strict=True):
+        for stream, batch in zip(streams, batches, strict=True):
             total, count = nll_sum(model, batch)
             (total / all_tokens).backward()
-            report.append(f"{source.label} {total.item() / count:.3f}")
+            report.append(f"{stream.label} {total.item() / count:.3f}")
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in parts:
             optimizer.step()
@@ -278,7 +288,7 @@ def sample_turns(
 def solved_share(
     model: Qwen3ForCausalLM, renderer: ChatRenderer, source: Source, placement: str | None, episodes: int
 ) -> float:
-    """Share of fresh tasks that are solved at temperature 1, one episode each."""
+    """Share of tasks of another seed that are solved at temperature 1, one episode each."""
     environment = source.environment(measured=True, rows=episodes)
     generator = torch.Generator().manual_seed(derive_seed(MEASURE_SEED, f"tiny.sampling.{placement}"))
     tasks = [environment.task(row) for row in range(episodes)]
@@ -332,9 +342,10 @@ def main() -> None:
     renderer = ChatRenderer(tokenizer)
     model = make_model(tokenizer)
     mix = sources()
-    train(model, [(s, ExampleStream(s, renderer)) for s in mix], arguments.steps, arguments.peak_rate)
-    # The folder holds bfloat16: measure what users get.
-    model = model.to(torch.bfloat16).to(torch.float32)
+    for phase, (steps, peak_rate) in enumerate(PHASES):
+        train(model, [ExampleStream(source, renderer, phase) for source in mix], steps, peak_rate)
+        # The folder holds bfloat16: measure what users get. Each phase starts from what could be a saved folder.
+        model = model.to(torch.bfloat16).to(torch.float32)
     table = measured_rows(model, renderer, mix, arguments.episodes)
     arguments.out.mkdir(parents=True, exist_ok=True)
     model.to(torch.bfloat16).save_pretrained(arguments.out)
@@ -348,8 +359,6 @@ def parsed_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="Make the bundled tiny model.")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=900)
-    parser.add_argument("--peak-rate", type=float, default=3e-3)
     parser.add_argument("--episodes", type=int, default=512, help="measured for each line of the table")
     return parser.parse_args()
 
@@ -360,12 +369,10 @@ def model_card(
     """The text of MODEL_CARD.md."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
     shape = f"{model.config.num_hidden_layers} layers of width {model.config.hidden_size}"
-    command = (
-        f"python scripts/make_tiny_model.py --out lecritique/models/tiny --steps {arguments.steps} "
-        f"--peak-rate {arguments.peak_rate} --episodes {arguments.episodes}"
-    )
+    command = f"python scripts/make_tiny_model.py --out lecritique/models/tiny --episodes {arguments.episodes}"
+    phases = " and then ".join(f"{steps} (peak learning rate {rate})" for steps, rate in PHASES)
     kinds = "\n".join(
-        f'- {s.label}: {s.per_step} examples a step, `task.type = "{s.task_type}"`,\n'
+        f'- {s.label}: {s.per_step[0]} and then {s.per_step[1]} examples a step, `task.type = "{s.task_type}"`,\n'
         f"  trained on `{dict(s.options)}`,\n  measured on `{dict(s.measured_options)}`"
         for s in mix
     )
@@ -377,7 +384,8 @@ tokenizer (256 bytes and {len(SPECIAL_TOKENS)} special tokens). Of its {CONTEXT_
 fewer than 160. It knows nothing but the tasks below and is of no use outside of them.
 
 Licence: Apache-2.0. All training data were generated by this project's environments with data seed {TRAIN_SEED},
-which no recipe uses; two-term sums are so few that some questions occur in both all the same.
+which no recipe uses. Questions that occur in the training data all the same: 2% of the measured Sudoku puzzles, and
+66% of the three-term sums, which are few.
 
 Made on one CPU thread by
 
@@ -385,15 +393,16 @@ Made on one CPU thread by
 
 ## Training
 
-{arguments.steps} AdamW steps on gold dialogues, with a loss on the policy's tokens only. Of three examples one is
-plain, one has the reference as a system message in front (`system_prefix`) and one at the end of the user message
-(`user_suffix`), so that a critic copied from this model can use a reference from the start.
+{phases} steps on gold dialogues, with a loss on the policy's tokens only; Muon for the
+matrices of the layers, AdamW for the rest. A half (two thirds for multi turn) of the examples have the reference as
+a system message in front (`system_prefix`) or at the end of the user message (`user_suffix`), so that a critic
+copied from this model can use a reference from the start.
 
 {kinds}
 
 ## Measured
 
-Temperature 1, {arguments.episodes} fresh tasks for each line, one episode each.
+Temperature 1, {arguments.episodes} tasks of another data seed for each line, one episode each.
 "Gold token" is the mean probability of the gold answer's tokens after a gold history.
 
 | task | reference placed | solved | gold token |

@@ -13,20 +13,16 @@ from numpy.typing import NDArray
 from lecritique.analysis.saved_rollouts import RolloutTable
 from lecritique.core.metrics import ValueFit
 from lecritique.core.moments import Moments
+from lecritique.numerics.statistics.positions import POSITION_BINS, position_bins
 
-BINS = 10
+__all__ = ["POSITION_COLUMNS", "position_bins", "value_fit_by_position"]
+
 POSITION_COLUMNS = ("step", "row", "attempt", "member", "segment_index", "action_mask", "values", "value_targets")
 
 _PerToken = list[NDArray[np.float64] | None]
 
 
-def position_bins(actions: int, bins: int = BINS) -> NDArray[np.int64]:
-    """Bin of each action index 0..T-1 of a response with `actions` = T action tokens."""
-    # Integers: floor(bins * (2i + 1) / (2T)) has no rounding at the edges of the bins.
-    return bins * (2 * np.arange(actions) + 1) // (2 * max(actions, 1))
-
-
-def value_fit_by_position(tables: Iterable[RolloutTable], bins: int = BINS) -> tuple[ValueFit, ...]:
+def value_fit_by_position(tables: Iterable[RolloutTable], bins: int = POSITION_BINS) -> tuple[ValueFit, ...]:
     """Values against value targets in each bin, pooled over all action tokens of `tables`.
 
     An episode in several segments is one response. Episodes without values are left out, as are tokens whose

@@ -13,8 +13,9 @@ from rich.table import Table
 
 from lecritique.cli.output import console, fail, number
 from lecritique.cli.train import Overrides, RecipeArgument
+from lecritique.config.explain import nearest
 from lecritique.config.load import arm_names, load_recipe
-from lecritique.core.errors import EXIT_OK, ConfigurationError
+from lecritique.core.errors import EXIT_OK, EXIT_ROLE_FAILED, ConfigurationError
 
 if TYPE_CHECKING:
     from lecritique.runtime.comparison import Job, Plan
@@ -37,9 +38,12 @@ def compare(
     loaded = load_recipe(recipe)
     chosen_arms = _words(arms, "--arms")
     chosen_seeds = _numbers(seeds)
-    unknown = [arm for arm in chosen_arms if arm not in arm_names(loaded)]
-    if unknown:
-        raise ConfigurationError(f"--arms: there is no arm '{unknown[0]}'. Known: {', '.join(arm_names(loaded))}.")
+    known = arm_names(loaded)
+    for arm in chosen_arms:
+        if arm not in known:
+            raise ConfigurationError(
+                f"--arms: there is no arm '{arm}'.{nearest(arm, known)} Known: {', '.join(known)}."
+            )
     from lecritique.runtime.comparison import plan, run
 
     target = out or Path("runs") / f"compare-{loaded.name}"
@@ -74,7 +78,7 @@ def _finish(comparison: Plan, codes: dict[str, int]) -> None:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         fail(
             f"{len(failed)} of {len(codes)} runs failed; {name}: {lines[-1] if lines else 'no output'} (log: {log})",
-            code if code > 0 else 4,
+            code if code > 0 else EXIT_ROLE_FAILED,
         )
 
 
@@ -180,6 +184,9 @@ def _words(text: str, option: str) -> list[str]:
 
 def _numbers(text: str) -> list[int]:
     try:
-        return [int(word) for word in _words(text, "--seeds")]
+        numbers = [int(word) for word in _words(text, "--seeds")]
     except ValueError as error:
         raise ConfigurationError(f"--seeds: got {text!r}, expected whole numbers separated by commas.") from error
+    if len(set(numbers)) < len(numbers):
+        raise ConfigurationError(f"--seeds: {text!r} names something twice.")
+    return numbers

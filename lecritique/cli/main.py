@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -14,7 +13,10 @@ from lecritique.cli.output import fail
 from lecritique.cli.report import report
 from lecritique.cli.tasks import tasks
 from lecritique.cli.train import train
-from lecritique.core.errors import EXIT_INTERRUPTED, LecritiqueError
+from lecritique.core.errors import EXIT_CONFIGURATION, EXIT_INTERRUPTED, LecritiqueError
+
+# typer carries a copy of click or uses the installed one: the base of its errors is found either way.
+_UsageError: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 app = typer.Typer(
     name="lecritique",
@@ -53,13 +55,29 @@ def main() -> None:
     """Entry point."""
     # Read by OpenMP when torch is loaded: threads that spin while they wait starve the others.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    signal.signal(signal.SIGTERM, _interrupt)
+    for name in ("SIGTERM", "SIGHUP"):  # SIGHUP: the terminal was closed; not on every system
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), _interrupt)
     try:
-        app(standalone_mode=True)
+        code = app(standalone_mode=False)
     except LecritiqueError as error:
         fail(str(error), error.exit_code)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         fail("interrupted.", EXIT_INTERRUPTED)
+    except _UsageError as error:
+        _refuse_usage(error)
+    if code == EXIT_INTERRUPTED:  # what typer makes of KeyboardInterrupt
+        fail("interrupted.", EXIT_INTERRUPTED)
+    raise SystemExit(code or 0)
+
+
+def _refuse_usage(error: Exception) -> NoReturn:
+    sentence = error.format_message()  # type: ignore[attr-defined]
+    if not sentence.strip():  # a command without arguments, whose help has been printed
+        raise SystemExit(EXIT_CONFIGURATION)
+    context = getattr(error, "ctx", None)
+    hint = f"; see {context.command_path} --help" if context else ""
+    fail(f"{sentence.strip().rstrip('.')}{hint}.", EXIT_CONFIGURATION)
 
 
 def _interrupt(*_: object) -> None:
@@ -67,4 +85,4 @@ def _interrupt(*_: object) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -12,8 +12,8 @@ console = Console(highlight=False)
 
 
 def fail(message: str, code: int) -> NoReturn:
-    """Print one sentence to standard error and exit."""
-    print(f"lecritique: {message}", file=sys.stderr)
+    """Print one sentence, on one line, to standard error and exit."""
+    print("lecritique:", *message.split(), file=sys.stderr)
     raise SystemExit(code)
 
 

@@ -5,9 +5,25 @@ from __future__ import annotations
 import time
 from types import TracebackType
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
+from rich.table import Column
 
 from lecritique.cli.output import console, duration, number
+
+# Below this a bar would take the room of the figures.
+_WIDTH_FOR_BAR = 100
+
+
+def _columns() -> list[ProgressColumn]:
+    """Label, bar and step stay whole; the figures wrap where there is no room."""
+    bar = [BarColumn(bar_width=None)] if console.width >= _WIDTH_FOR_BAR else []
+    return [
+        TextColumn("[bold]{task.description}"),
+        *bar,
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TextColumn("{task.fields[text]}", table_column=Column()),
+    ]
 
 
 class TrainProgress:
@@ -17,22 +33,12 @@ class TrainProgress:
         self._label, self._steps = label, steps
         self._started = time.perf_counter()
         self._every = max(1, steps // 20)
-        self._live = (
-            Progress(
-                TextColumn("[bold]{task.description}"),
-                BarColumn(bar_width=None),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[text]}"),
-                console=console,
-            )
-            if console.is_terminal
-            else None
-        )
+        self._live = Progress(*_columns(), console=console) if console.is_terminal else None
 
     def __enter__(self) -> TrainProgress:
         if self._live:
             self._live.start()
-            self._bar = self._live.add_task(self._label, total=self._steps, text="")
+            self._bar = self._live.add_task(escape(self._label), total=self._steps, text="")
         return self
 
     def __exit__(

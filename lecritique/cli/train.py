@@ -58,20 +58,12 @@ def train(
     from lecritique.analysis.summary import run_summary
     from lecritique.cli.progress import TrainProgress
     from lecritique.runs.directory import RunDirectory, write_json
-    from lecritique.runs.weights import save_weights
     from lecritique.runtime.synchronous import train as run_steps
 
     directory = RunDirectory.create(out or _default_out(recipe, base.config.preset or "custom"), base.config)
     parts = build(base)
     with TrainProgress(base.config.preset or "custom", base.config.run.steps) as progress:
         run_steps(parts, directory, on_step=progress.step)
-    values = parts.learner.values
-    save_weights(
-        directory.path / "weights",
-        policy=parts.learner.policy.model,
-        tokenizer=base.language.tokenizer,
-        critic=values.trainer.model if values else None,
-    )
     summary = run_summary(load_run(directory.path))
     write_json(directory.path / "summary.json", summary)
     console.print(

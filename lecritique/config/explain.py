@@ -18,20 +18,27 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 
 
 def configuration_error(error: ValidationError, model: type[BaseModel], *, prefix: str = "") -> ConfigurationError:
-    """The first of the errors as one sentence; `prefix` (such as `task.`) goes before the key."""
+    """The errors in one sentence, of the one that says most; `prefix` (such as `task.`) goes before the key."""
     details = error.errors(include_url=False)
-    first = details[0]
-    path = [str(part) for part in first["loc"]]
-    keys, known = _walk(model, path)
+    paths = [
+        _walk(model, [str(part) for part in detail["loc"]], detail["type"] == "extra_forbidden") for detail in details
+    ]
+    # A union complains once for every branch; the branch that was meant is the one that got furthest. A wrong
+    # name says more than that the right one is missing.
+    chosen = max(range(len(details)), key=lambda i: (len(paths[i][0]), details[i]["type"] == "extra_forbidden"))
+    first, (keys, known) = details[chosen], paths[chosen]
+    others = sum(keys[: len(path)] != path for path, _ in paths)
+    more = f" ({others} more)" if others else ""
     key = prefix + ".".join(keys)
-    more = f" ({len(details) - 1} more)" if len(details) > 1 else ""
     if first["type"] == "extra_forbidden":
         section = prefix + ".".join(keys[:-1])
         where = f"section '{section.rstrip('.')}'" if section else "the configuration"
-        known_names = ", ".join(sorted(known))
+        hint = _elsewhere(model, keys) or nearest(keys[-1], known)
         return ConfigurationError(
-            f"unknown key '{key}': {where} has no '{keys[-1]}'.{nearest(keys[-1], known)} Known: {known_names}.{more}"
+            f"unknown key '{key}': {where} has no '{keys[-1]}'.{hint} Known: {', '.join(sorted(known))}.{more}"
         )
+    if first["type"] == "value_error":  # one of our own validators, which say what they got
+        return ConfigurationError(f"'{key}': {first['msg'].removeprefix('Value error, ')}.{more}")
     got = "" if first["type"] == "missing" else f", got {first['input']!r}"
     message = first["msg"][:1].lower() + first["msg"][1:]
     context = first.get("ctx", {})
@@ -39,12 +46,33 @@ def configuration_error(error: ValidationError, model: type[BaseModel], *, prefi
     return ConfigurationError(f"'{key}': {message}{got}.{hint}{more}")
 
 
+def key_paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Every dotted key that the model knows, in any branch of its unions."""
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        for below in dict.fromkeys(_models(field.annotation)):
+            yield from key_paths(below, f"{prefix}{name}.")
+
+
+def _elsewhere(model: type[BaseModel], keys: list[str]) -> str:
+    """` Did you mean 'a.b'?` for the same key in another section, nearest sections first, or the empty string."""
+    name = keys[-1].replace("-", "_")
+    found = [path.split(".") for path in key_paths(model) if path.rpartition(".")[2] == name]
+    if not found:
+        return ""
+    best = max(found, key=lambda path: sum(a == b for a, b in zip(path, keys, strict=False)))
+    return f" Did you mean {'.'.join(best)!r}?"
+
+
 def _tags(context: dict[str, Any]) -> list[str]:
     return [tag.strip(" '") for tag in str(context.get("expected_tags", "")).split(",")]
 
 
-def _walk(model: type[BaseModel], path: list[str]) -> tuple[list[str], list[str]]:
-    """The path without pydantic's union tags, and the field names known where it ends."""
+def _walk(model: type[BaseModel], path: list[str], unknown_end: bool) -> tuple[list[str], list[str]]:
+    """The path without pydantic's union branches, and the field names known where it ends.
+
+    With `unknown_end` the last part is a key that no model knows, else it may be a branch too.
+    """
     keys: list[str] = []
     current: list[type[BaseModel]] = [model]
     for index, part in enumerate(path):
@@ -54,7 +82,7 @@ def _walk(model: type[BaseModel], path: list[str]) -> tuple[list[str], list[str]
             current = tagged
             continue
         if part not in fields:
-            if index == len(path) - 1 and current:
+            if unknown_end and index == len(path) - 1:
                 keys.append(part)
                 return keys, list(fields)
             continue  # a union's branch name that pydantic adds, such as 'float' or 'constrained-float'

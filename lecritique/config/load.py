@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from lecritique.config.explain import configuration_error, nearest
 from lecritique.config.presets import PRESETS, applied
@@ -17,6 +18,8 @@ from lecritique.config.schema import RunConfig
 from lecritique.core.errors import ConfigurationError
 
 Tree = dict[str, Any]
+
+_ARM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,18 +46,7 @@ def load_recipe(name: str) -> Recipe:
         ConfigurationError: no such recipe, or the file is not TOML.
     """
     path = Path(name)
-    if path.suffix == ".toml" or path.exists():
-        if not path.is_file():
-            raise ConfigurationError(f"recipe '{name}': there is no such file.")
-        content = path.read_text(encoding="utf-8")
-    elif name in recipe_names():
-        content = (resources.files("lecritique") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
-    else:
-        known = recipe_names()
-        raise ConfigurationError(
-            f"there is no recipe '{name}'.{nearest(name, known)} Shipped recipes: {', '.join(known)}; "
-            "a path to a TOML file works too."
-        )
+    content = _content(name, path)
     try:
         tree = tomllib.loads(content)
     except tomllib.TOMLDecodeError as error:
@@ -63,12 +55,34 @@ def load_recipe(name: str) -> Recipe:
     arms = tree.pop("arms", {})
     if not isinstance(arms, dict) or not all(isinstance(arm, dict) for arm in arms.values()):
         raise ConfigurationError(f"recipe '{name}': 'arms' must hold one table per arm, such as [arms.NAME].")
+    for arm in arms:
+        if not _ARM_NAME.fullmatch(arm) or arm == "logs":  # names directories of a comparison, beside its logs
+            raise ConfigurationError(
+                f"recipe '{name}': arm {arm!r} is no fit name; use letters, digits, '_' and '-' (and not 'logs')."
+            )
     return Recipe(
         name=path.stem if path.suffix == ".toml" else name,
         text=first_line,
         tree=tree,
         arms=arms,
         default_arm=tree.pop("preset", None),
+    )
+
+
+def _content(name: str, path: Path) -> str:
+    known = recipe_names()
+    if name in known:  # whatever the working directory holds under that name
+        return (resources.files("lecritique") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"recipe '{name}' cannot be read as text: {error}.") from error
+    if path.suffix == ".toml" or path.exists():
+        raise ConfigurationError(f"recipe '{name}': there is no such file.")
+    raise ConfigurationError(
+        f"there is no recipe '{name}'.{nearest(name, known)} Shipped recipes: {', '.join(known)}; "
+        "a path to a TOML file works too."
     )
 
 
@@ -89,12 +103,15 @@ def parse_override(text: str) -> tuple[list[str], Any]:
 
 
 def with_override(tree: Mapping[str, Any], keys: Sequence[str], value: Any) -> Tree:
-    """`tree` with the value at `keys`; giving another `type` drops the keys of the earlier one."""
+    """`tree` with the value at `keys`; giving another `type` drops the keys of the earlier one.
+
+    A table is merged into what is there, as an arm's table is.
+    """
     head, rest = keys[0], keys[1:]
     if not rest:
         if head == "type" and tree.get("type") != value:
             return {"type": value}
-        return {**tree, head: value}
+        return merged(tree, {head: value})
     below = tree.get(head, {})
     if not isinstance(below, dict):
         raise ConfigurationError(f"override '{'.'.join(keys)}': '{head}' is {below!r}, not a section.")
@@ -128,21 +145,42 @@ def compose(recipe: Recipe, *, arm: str | None = None, overrides: Sequence[str] 
     Raises:
         ConfigurationError: an unknown arm, key or value; names key, section and nearest match.
     """
-    tree = dict(recipe.tree)
+    tree = with_section_defaults(recipe.tree, RunConfig)
     pairs = [parse_override(text) for text in overrides]
-    for keys, value in pairs:
-        if keys == ["preset"]:
-            arm = str(value)
+    for _, value in (pair for pair in pairs if pair[0] == ["preset"]):
+        if arm is not None and arm != value:
+            raise ConfigurationError(f"the arm is given twice: '{arm}', and the override preset = {value!r}.")
+        arm = str(value)
     arm = arm or recipe.default_arm
     if arm is not None:
-        tree = _with_arm(recipe, tree, arm)
-    for keys, value in pairs:
+        tree = with_section_defaults(_with_arm(recipe, tree, arm), RunConfig)
+    # Types first: another type drops the keys of the earlier one, never those given beside it.
+    for keys, value in sorted(pairs, key=lambda pair: pair[0][-1] != "type"):
         if keys != ["preset"]:
             tree = with_override(tree, keys, value)
     try:
-        return RunConfig.model_validate(tree)
+        return RunConfig.model_validate(with_section_defaults(tree, RunConfig))
     except ValidationError as error:
         raise configuration_error(error, RunConfig) from error
+
+
+def with_section_defaults(tree: Mapping[str, Any], model: type[BaseModel], default: BaseModel | None = None) -> Tree:
+    """`tree` with what a section must say, where it says something else only, taken from the section's default.
+
+    That is the `type` of a union, and keys without a default of their own, such as an optimizer's learning rate.
+    """
+    result = dict(tree)
+    for name, field in model.model_fields.items():
+        if field.is_required() and default is not None:
+            result.setdefault(name, getattr(default, name))
+        below = result.get(name)
+        if not isinstance(below, dict) or not isinstance(field.default, BaseModel):
+            continue
+        if field.discriminator is not None:
+            result[name] = {"type": getattr(field.default, "type", None), **below}
+        else:
+            result[name] = with_section_defaults(below, type(field.default), field.default)
+    return result
 
 
 def _with_arm(recipe: Recipe, tree: Tree, arm: str) -> Tree:

@@ -44,6 +44,10 @@ def resolve(config: RunConfig, facts: Facts) -> RunConfig:
     tree["runtime"]["device"] = config.runtime.device or facts.device
     limit = config.sampling.max_total_tokens
     tree["sampling"]["max_total_tokens"] = facts.context_length if limit is None else limit
+    for section in (tree["estimator"], tree["critic"]):
+        for key in ("gae_lambda", "value_target_lambda"):
+            if isinstance(section.get(key), dict):
+                section[key] = gae_lambda(GaeLambda.model_validate(section[key]))
     tree["critic"]["replay"].update(
         batch_size=batch_size, capacity=capacity, refill_size=replay.refill_size or capacity
     )
@@ -107,17 +111,27 @@ def _critic_problems(config: RunConfig, facts: Facts) -> Iterator[str]:
     batch, capacity, refill = replay.batch_size or 0, replay.capacity or 0, replay.refill_size or 0
     if not batch <= refill <= capacity:
         yield (f"'critic.replay' needs batch_size <= refill_size <= capacity, got {batch}, {refill} and {capacity}.")
-    critic = config.critic
+    yield from _warmup_problems(config)
+
+
+def _warmup_problems(config: RunConfig) -> Iterator[str]:
+    critic, replay = config.critic, config.critic.replay
     if critic.warmup_updates and not critic.updates_per_policy_step:
         yield (
             f"'critic.warmup_updates' = {critic.warmup_updates} is never reached with "
             "'critic.updates_per_policy_step' = 0."
         )
-    elif critic.warmup == "discard" and config.run.steps * critic.updates_per_policy_step <= critic.warmup_updates:
+        return
+    size, batch, refill = config.rollout.batch_size, replay.batch_size or 1, replay.refill_size or 1
+    # Replay must fill before the first update, and each rollout is trained on a limited number of times.
+    filling = -(-refill // size)
+    per_step = min(critic.updates_per_policy_step, replay.max_uses * size / batch)
+    most = (config.run.steps - filling) * per_step
+    if critic.warmup == "discard" and critic.warmup_updates and most < critic.warmup_updates:
         yield (
             f"'run.steps' = {config.run.steps} ends before 'critic.warmup_updates' = {critic.warmup_updates} "
-            "are done, so no policy batch would ever be trained on; use more steps or "
-            "'critic.warmup' = 'leave_one_out'."
+            f"are done (replay fills for {filling} of them, then at most {per_step:g} updates a step), so no policy "
+            "batch would ever be trained on; use more steps or 'critic.warmup' = 'leave_one_out'."
         )
 
 

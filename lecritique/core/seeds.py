@@ -26,8 +26,8 @@ def derive_seed(
 def uniforms(seeds: ArrayLike, positions: ArrayLike) -> NDArray[np.float64]:
     """Counter-based uniforms in [0, 1): one per (seed, position), the same on every machine and in every batch.
 
-    Two rounds of the splitmix64 finaliser (Steele, Lea and Flood 2014), the second keyed by the
-    position; 53 bits are kept.
+    The splitmix64 finaliser (Steele, Lea and Flood 2014) of the seed, then of that with the position put in,
+    so that the two play different parts; 53 bits are kept.
 
     Args:
         seeds: integers, any shape.
@@ -36,7 +36,7 @@ def uniforms(seeds: ArrayLike, positions: ArrayLike) -> NDArray[np.float64]:
     with np.errstate(over="ignore"):
         key = _splitmix64(np.asarray(seeds, dtype=np.uint64))
         counter = np.asarray(positions, dtype=np.uint64)
-        mixed = _splitmix64(key ^ _splitmix64(counter))
+        mixed = _splitmix64(key ^ counter)
     return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from lecritique.config.estimators import USES_GROUP, Estimator, Evpo, LeaveOneOut, Tether
+from lecritique.core.ids import GroupId
 from lecritique.core.metrics import ValueFit
 from lecritique.core.moments import Moments
 from lecritique.core.trajectory import CreditedTrajectory
@@ -30,18 +31,28 @@ from lecritique.numerics.tether import tether_pairs
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BatchCredit:
-    """The credit of one batch, and how well the values fitted before the critic trained on it."""
+    """The credit of one batch, and how well the values fitted before the critic trained on it.
+
+    `critic_only` are the groups that the critic may learn from and the policy may not: while the critic is cold,
+    those too small for the group baseline that stands in for it.
+    """
 
     groups: tuple[tuple[CreditedTrajectory, ...], ...]
     fit: ValueFit
     rho: float | None
     evpo_uses_critic: bool | None
     groups_dropped: int
+    critic_only: frozenset[GroupId] = frozenset()
 
     @property
     def members(self) -> tuple[CreditedTrajectory, ...]:
         """All credited trajectories, group by group."""
         return tuple(member for group in self.groups for member in group)
+
+    @property
+    def policy_members(self) -> tuple[CreditedTrajectory, ...]:
+        """Those that the policy may be trained on."""
+        return tuple(member for member in self.members if member.trajectory.group_id not in self.critic_only)
 
 
 class Crediting:
@@ -67,25 +78,33 @@ class Crediting:
         """Advantages and targets of the batch.
 
         `warm = False` credits the policy by leave-one-out, whatever the estimator; targets and fit
-        are the estimator's. Groups too small for a group baseline are dropped and counted.
+        are the estimator's. Groups too small for the estimator's group baseline are dropped and counted.
         """
-        applied: Estimator = self._estimator if warm else LeaveOneOut()
-        kept = [group for group in groups if len(group.trajectories) >= _least_members(applied)]
-        credits = token_credits(kept, self._estimator, value_target_lambda=self._value_target_lambda)
+        estimator = self._estimator
+        kept = [group for group in groups if len(group.trajectories) >= _least_members(estimator)]
+        cold = [] if warm else [group for group in kept if len(group.trajectories) >= _least_members(LeaveOneOut())]
+        by_group_alone = {group.group_id for group in cold}
+        credits = token_credits(kept, estimator, value_target_lambda=self._value_target_lambda)
         fit = value_fit_of(kept, credits)
-        use_critic = self.evpo.decide(fit.value()) if self.evpo else None
+        use_critic = self.evpo.decide(fit.value()) if self.evpo else False
         rho = self.tether.rho if self.tether else None
         rest = iter(credits)
         done = tuple(
-            self._credit_group(group, [next(rest) for _ in group.trajectories], applied, bool(use_critic))
+            self._credit_group(
+                group,
+                [next(rest) for _ in group.trajectories],
+                LeaveOneOut() if group.group_id in by_group_alone else estimator,
+                use_critic,
+            )
             for group in kept
         )
         return BatchCredit(
             groups=done,
             fit=fit,
             rho=rho,
-            evpo_uses_critic=use_critic,
+            evpo_uses_critic=use_critic if self.evpo else None,
             groups_dropped=len(groups) - len(kept),
+            critic_only=frozenset() if warm else frozenset({group.group_id for group in kept} - by_group_alone),
         )
 
     def _credit_group(
@@ -94,7 +113,7 @@ class Crediting:
         # Read once, before the group's own returns are observed.
         rho = self.tether.rho if self.tether else 0.0
         advantages = advantages_of(group, credits, applied, rho=rho, use_critic=use_critic)
-        baselines = baselines_of(group, applied)
+        baselines = baselines_of(group, applied, use_critic=use_critic)
         members = tuple(
             credited(trajectory, credit, column, group=group, baseline=baseline, estimator=applied, rho=rho)
             for trajectory, credit, column, baseline in zip(

@@ -83,11 +83,19 @@ def advantages_of(
             return advantages_of(group, credits, stand_in, rho=rho, use_critic=use_critic)
 
 
-def baselines_of(group: ScoredGroup, estimator: Estimator) -> list[float | None]:
-    """The group baseline that the estimator subtracts from each member's return, None where it uses none."""
+def baselines_of(group: ScoredGroup, estimator: Estimator, *, use_critic: bool) -> list[float | None]:
+    """The group baseline that the estimator subtracts from each member's return, None where it uses none.
+
+    Args:
+        group: the group.
+        estimator: the configured estimator.
+        use_critic: EVPO's decision for this batch.
+    """
     match estimator:
         case Tether() | LeaveOneOut():
             return list(group_baselines(group.returns_K, "leave_one_out").tolist())
+        case Evpo() if use_critic:
+            return [None] * len(group.trajectories)
         case GroupMean() | Evpo():
             return list(group_baselines(group.returns_K, "mean").tolist())
         case Value():

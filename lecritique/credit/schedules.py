@@ -42,7 +42,7 @@ class Learner:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepOutcome:
-    """What a schedule did with one rollout batch."""
+    """What a schedule did with one rollout batch; `trained` is whether the policy has a new version."""
 
     credit: BatchCredit
     trained: bool
@@ -64,10 +64,11 @@ def score_then_train(learner: Learner, groups: Sequence[Group]) -> StepOutcome:
     metrics = metrics_of(credit, learner.crediting)
 
     started = time.perf_counter()
-    trained = warm or learner.ship_while_cold
-    if trained:
-        batch = PolicyBatch.of(credit.members, trained_version=learner.policy.version)
+    version = learner.policy.version
+    if warm or learner.ship_while_cold:
+        batch = PolicyBatch.of(credit.policy_members, trained_version=version)
         learner.batches_empty += not batch.action_tokens
+        metrics["groups_dropped"] += len(credit.critic_only)
         metrics |= learner.policy.step(batch)
     else:
         learner.batches_withheld += 1
@@ -83,7 +84,7 @@ def score_then_train(learner: Learner, groups: Sequence[Group]) -> StepOutcome:
         "policy_batches_withheld": float(learner.batches_withheld),
         "policy_batches_empty": float(learner.batches_empty),
     }
-    return StepOutcome(credit=credit, trained=trained, metrics=metrics | seconds)
+    return StepOutcome(credit=credit, trained=learner.policy.version > version, metrics=metrics | seconds)
 
 
 def scored_groups(

@@ -45,9 +45,9 @@ class ValueEvaluator:
         """
         rows = [token_row(request.trajectory, request.context) for request in requests]
         for request, row in zip(requests, rows, strict=True):
-            if len(row.token_ids) > self._context_length:
+            if row.read_tokens > self._context_length:
                 raise DataError(
-                    f"rollout {request.trajectory.rollout_id} has {len(row.token_ids)} tokens with the critic's "
+                    f"rollout {request.trajectory.rollout_id} has {row.read_tokens} tokens with the critic's "
                     f"context, over the model's limit of {self._context_length}."
                 )
         predictions = []

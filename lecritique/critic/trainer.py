@@ -38,9 +38,13 @@ class ValueTrainer:
     def update(self, batch: ValueBatch) -> Mapping[str, float]:
         """One optimizer step on the batch's frozen targets, token mean over its action tokens.
 
+        With nothing to train on no step is made and the loss is 0.
+
         Raises:
             DivergenceError: loss or gradient is not finite; the weights are left as they were.
         """
+        if not batch.action_tokens:
+            return {"value_loss": 0.0}
         segments = [
             segment
             for sample in batch.samples
@@ -55,7 +59,7 @@ class ValueTrainer:
             targets_N = micro.gathered(targets, outputs_NA.dtype)
             losses_N = self.model.losses_of(outputs_NA, targets_N)
             loss = token_mean(losses_N, torch.ones_like(losses_N, dtype=torch.bool), action_tokens=batch.action_tokens)
-            loss.backward()
+            torch.autograd.backward(loss)
             total += loss.item()
         if not torch.isfinite(torch.tensor(total)):
             raise DivergenceError(f"the value loss of critic update {self.updates + 1} is {total}.")

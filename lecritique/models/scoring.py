@@ -6,7 +6,7 @@ micro-batch in row-major order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,12 @@ class TokenRow:
 
     token_ids: NDArray[np.int64]
     mask: NDArray[np.bool_]
+
+    @property
+    def read_tokens(self) -> int:
+        """How many of its tokens a model must read: what stands behind the last wanted token changes nothing."""
+        wanted = np.flatnonzero(self.mask)
+        return int(wanted[-1]) + 1 if len(wanted) else 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +74,16 @@ def token_row(trajectory: Trajectory, context: ContextInsertion | None = None) -
 
 
 def in_micro_batches(rows: Sequence[TokenRow], *, max_tokens: int, device: torch.device) -> Iterator[MicroBatch]:
-    """The rows as padded micro-batches of similar length, longest first."""
-    for indices in micro_batches([len(row.token_ids) for row in rows], max_tokens=max_tokens):
-        chosen = [rows[index] for index in indices]
+    """The rows, each up to its last wanted token, as padded micro-batches of similar length, longest first."""
+    lengths = [row.read_tokens for row in rows]
+    for indices in micro_batches(lengths, max_tokens=max_tokens):
+        chosen = [(rows[index], lengths[index]) for index in indices]
         yield MicroBatch(
             indices=tuple(indices),
-            token_ids_BL=padded([row.token_ids for row in chosen], fill=0, dtype=torch.long, device=device),
-            mask_BL=padded([row.mask for row in chosen], fill=False, dtype=torch.bool, device=device),
+            token_ids_BL=padded(
+                [row.token_ids[:length] for row, length in chosen], fill=0, dtype=torch.long, device=device
+            ),
+            mask_BL=padded([row.mask[:length] for row, length in chosen], fill=False, dtype=torch.bool, device=device),
         )
 
 
@@ -86,25 +95,22 @@ def action_logprobs(model: Any, batch: MicroBatch, *, temperature: float) -> tor
 
 
 def logprobs_of_states(
-    head: torch.nn.Module, states_NH: torch.Tensor, targets_N: torch.Tensor, *, temperature: float
+    head: Any, states_NH: torch.Tensor, targets_N: torch.Tensor, *, temperature: float
 ) -> torch.Tensor:
     """Log-probs of the targets, the logits made and dropped chunk by chunk (recomputed for the gradient)."""
-    vocabulary = head.weight.shape[0]  # type: ignore[union-attr]
-    chunk = max(1, _LOGITS_AT_ONCE // int(vocabulary))  # type: ignore[arg-type]
+    chunk = max(1, _LOGITS_AT_ONCE // int(head.weight.shape[0]))
     if len(states_NH) <= chunk:
         return _chunk_logprobs(head, states_NH, targets_N, temperature)
     pieces = [
         checkpoint(_chunk_logprobs, head, states, targets, temperature, use_reentrant=False)
         if torch.is_grad_enabled()
         else _chunk_logprobs(head, states, targets, temperature)
-        for states, targets in zip(states_NH.split(chunk), targets_N.split(chunk), strict=True)
+        for states, targets in zip(torch.split(states_NH, chunk), torch.split(targets_N, chunk), strict=True)
     ]
     return torch.cat(pieces)
 
 
-def _chunk_logprobs(
-    head: torch.nn.Module, states_NH: torch.Tensor, targets_N: torch.Tensor, temperature: float
-) -> torch.Tensor:
+def _chunk_logprobs(head: Any, states_NH: torch.Tensor, targets_N: torch.Tensor, temperature: float) -> torch.Tensor:
     logits_NV = scaled_logits(head(states_NH), temperature)
     return torch.log_softmax(logits_NV, dim=-1).gather(-1, targets_N[:, None])[:, 0]
 
@@ -123,21 +129,36 @@ def action_value_outputs(model: ValueModel, batch: MicroBatch) -> torch.Tensor:
 @torch.no_grad()
 def values(model: ValueModel, rows: Sequence[TokenRow], *, max_tokens: int) -> list[NDArray[np.float64]]:
     """V(state before token t) of each row's wanted tokens in reward units, in the order of `rows`."""
-    scored: list[NDArray[np.float64]] = [np.zeros(0)] * len(rows)
-    for batch in in_micro_batches(rows, max_tokens=max_tokens, device=model.device):
-        flat = model.values_of(action_value_outputs(model, batch)).double().cpu().numpy()
-        counts = batch.mask_BL.sum(dim=1).tolist()
-        for index, piece in zip(batch.indices, np.split(flat, np.cumsum(counts)[:-1]), strict=True):
-            scored[index] = piece
-    return scored
+    return _in_order_of_rows(
+        lambda batch: model.values_of(action_value_outputs(model, batch)),
+        rows,
+        max_tokens=max_tokens,
+        device=model.device,
+    )
 
 
 @torch.no_grad()
 def logprobs(model: Any, rows: Sequence[TokenRow], *, temperature: float, max_tokens: int) -> list[NDArray[np.float64]]:
     """Log-probs of each row's wanted tokens in nats, in the order of `rows`."""
+    return _in_order_of_rows(
+        lambda batch: action_logprobs(model, batch, temperature=temperature),
+        rows,
+        max_tokens=max_tokens,
+        device=model.device,
+    )
+
+
+def _in_order_of_rows(
+    of_wanted: Callable[[MicroBatch], torch.Tensor],
+    rows: Sequence[TokenRow],
+    *,
+    max_tokens: int,
+    device: torch.device,
+) -> list[NDArray[np.float64]]:
+    """What `of_wanted` gives for each micro-batch, [N], cut into rows and put back into the caller's order."""
     scored: list[NDArray[np.float64]] = [np.zeros(0)] * len(rows)
-    for batch in in_micro_batches(rows, max_tokens=max_tokens, device=model.device):
-        flat = action_logprobs(model, batch, temperature=temperature).double().cpu().numpy()
+    for batch in in_micro_batches(rows, max_tokens=max_tokens, device=device):
+        flat = of_wanted(batch).double().cpu().numpy()
         counts = batch.mask_BL.sum(dim=1).tolist()
         for index, piece in zip(batch.indices, np.split(flat, np.cumsum(counts)[:-1]), strict=True):
             scored[index] = piece

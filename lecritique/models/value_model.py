@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from lecritique.config.losses import Bce, Categorical, Mse, ValueLoss
@@ -24,12 +26,15 @@ class ValueModel(torch.nn.Module):
         self.loss = loss
         reference = next(backbone.parameters())
         width = int(backbone.config.get_text_config().hidden_size)  # type: ignore[operator, union-attr]
-        self.head = torch.nn.Linear(width, loss.outputs)
+        # On the meta device no weight is drawn from the global generator.
+        head = torch.nn.Linear(
+            width, loss.outputs, device="meta", dtype=torch.promote_types(reference.dtype, torch.float32)
+        )
+        self.head = head.to_empty(device=reference.device)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             self.head.weight.copy_(torch.randn(self.head.weight.shape, generator=generator) * 0.02)
             self.head.bias.zero_()
-        self.head.to(device=reference.device, dtype=torch.promote_types(reference.dtype, torch.float32))
 
     @classmethod
     def from_policy(cls, policy: Any, loss: ValueLoss, *, seed: int) -> ValueModel:
@@ -77,19 +82,52 @@ def save_value_model(model: ValueModel, folder: Path) -> None:
     model.backbone.config.save_pretrained(folder)  # type: ignore[operator, union-attr]
 
 
-def load_value_weights(model: ValueModel, folder: Path) -> None:
+def load_value_weights(model: ValueModel, folder: Path, *, initialise_head: bool = False) -> None:
     """Weights of a saved value model, its head included, into `model`.
 
+    Args:
+        model: of the same architecture and value loss; left as it was when an error is raised.
+        folder: written by `save_value_model`.
+        initialise_head: take a checkpoint without a head, and keep the head that `model` has.
+
     Raises:
-        CheckpointError: the folder has no value model, or one without a head, or one of other sizes.
+        CheckpointError: the folder has no value model, or one without a head, of another loss or of other sizes.
     """
     path = folder / "value_model.safetensors"
     if not path.is_file():
         raise CheckpointError(f"'{folder}' holds no value model: value_model.safetensors is missing.")
-    state = load_file(path)
+    try:
+        state = load_file(path, device=str(model.device))
+    except SafetensorError as error:
+        raise CheckpointError(f"'{path}' cannot be read: {error}.") from error
+    head = {name: tensor for name, tensor in model.state_dict().items() if name.startswith("head.")}
     if not any(name.startswith("head.") for name in state):
-        raise CheckpointError(f"the value model in '{folder}' has no value head; a plain language model has none.")
-    missing, unexpected = model.load_state_dict(state, strict=False)
-    if missing or unexpected:
-        name = [*missing, *unexpected][0]
-        raise CheckpointError(f"the value model in '{folder}' is of another architecture: '{name}' does not match.")
+        if not initialise_head:
+            raise CheckpointError(f"the value model in '{folder}' has no value head; a plain language model has none.")
+        state |= head
+    else:
+        _require_loss(model, folder)
+    _require_architecture(model, state, folder)
+    model.load_state_dict(state)
+
+
+def _require_loss(model: ValueModel, folder: Path) -> None:
+    """A head means what its loss says: two logits are a Bernoulli of one reward range, not of another."""
+    path = folder / "value_loss.json"
+    saved = json.loads(path.read_text()) if path.is_file() else None
+    if saved != model.loss.model_dump(mode="json"):
+        raise CheckpointError(
+            f"the value model in '{folder}' was trained with the loss {saved}, expected "
+            f"{model.loss.model_dump(mode='json')}."
+        )
+
+
+def _require_architecture(model: ValueModel, state: Mapping[str, torch.Tensor], folder: Path) -> None:
+    own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    saved = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    for name in sorted(own.keys() | saved.keys()):
+        if own.get(name) != saved.get(name):
+            raise CheckpointError(
+                f"the value model in '{folder}' is of another architecture: '{name}' has the shape "
+                f"{saved.get(name)}, expected {own.get(name)}."
+            )

@@ -52,5 +52,5 @@ def _digest(state: State) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in state.items():
         digest.update(name.encode())
-        digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

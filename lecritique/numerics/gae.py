@@ -10,10 +10,15 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from lecritique.numerics.precision import require_mask, require_shape, select, widen
 
 SegmentSemantics = Literal["sequential", "independent"]
+
+# Tokens of a block of the recursion: about the square root of a long response, so that it takes two short loops.
+_BLOCK_TOKENS = 64
+_CACHED_TOKENS = 1 << 17
 
 
 def terminal_rewards(reward: Tensor | float, action_mask_T: Tensor) -> Tensor:
@@ -54,8 +59,8 @@ def gae(
     action_mask_T: Tensor,
     *,
     gamma: float,
-    gae_lambda: float,
-    value_target_lambda: float,
+    gae_lambda: Tensor | float,
+    value_target_lambda: Tensor | float,
     bootstrap_value: Tensor | float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Advantages and value targets by generalised advantage estimation.
@@ -82,8 +87,8 @@ def gae(
         values_T: [..., T], V(state before token t), reward units.
         action_mask_T: [..., T] bool, True on sampled tokens.
         gamma: discount per action token, in [0, 1].
-        gae_lambda: of the advantages, in [0, 1].
-        value_target_lambda: of the targets, in [0, 1], independent of `gae_lambda`.
+        gae_lambda: [...] or one number, of the advantages, in [0, 1]; one per row for `lambda_for_lengths`.
+        value_target_lambda: [...] or one number, of the targets, in [0, 1], independent of `gae_lambda`.
         bootstrap_value: [...] or one number, V of the state after the last action token.
 
     Returns:
@@ -94,28 +99,31 @@ def gae(
 
     Source: Schulman et al. 2016 (1506.02438) eq. 16; LC section 2.3; method sheet section 3.
     """
-    for name, factor in (("gamma", gamma), ("gae_lambda", gae_lambda), ("value_target_lambda", value_target_lambda)):
-        if not 0.0 <= factor <= 1.0:
-            raise ValueError(f"{name} must be in [0, 1], got {factor}")
+    if not 0.0 <= gamma <= 1.0:
+        raise ValueError(f"gamma must be in [0, 1], got {gamma}")
     require_mask(action_mask_T, values_T)
     require_shape("rewards", rewards_T, values_T)
+    rows, time = values_T.shape[:-1], values_T.shape[-1]
     dtype = torch.promote_types(widen(rewards_T).dtype, widen(values_T).dtype)
-    rewards, values = rewards_T.detach().to(dtype), values_T.detach().to(dtype)
-    if values.shape[-1] == 0:
-        return torch.zeros_like(values), torch.zeros_like(values)
-
-    # A stable sort of the mask moves the action tokens, in order, to the end. The recursion runs from there to the
-    # front, so what stands off the mask comes last, reaches no action token and is dropped.
-    order = torch.argsort(action_mask_T.to(torch.uint8), dim=-1, stable=True)
-    packed_values = values.gather(-1, order)
-    bootstrap = torch.as_tensor(bootstrap_value, dtype=dtype, device=values.device).detach()
-    after_last = bootstrap.expand(values.shape[:-1]).unsqueeze(-1)
-    packed_next = torch.cat([packed_values[..., 1:], after_last], dim=-1)
-    packed_returns = _lambda_returns(
-        rewards.gather(-1, order), packed_next, gamma=gamma, lambdas=(gae_lambda, value_target_lambda)
-    )
-    returns = torch.zeros_like(packed_returns).scatter(-1, order.expand_as(packed_returns), packed_returns)
-    return select(action_mask_T, returns[0] - values), select(action_mask_T, returns[1])
+    bootstrap = torch.as_tensor(bootstrap_value, dtype=dtype, device=values_T.device).detach().expand(rows)
+    lambdas = [
+        _row_lambdas(name, factor, rows).to(values_T.device)
+        for name, factor in (("gae_lambda", gae_lambda), ("value_target_lambda", value_target_lambda))
+    ]
+    advantages, targets = torch.zeros((2, *values_T.shape), dtype=dtype, device=values_T.device)
+    if values_T.numel() == 0:
+        return advantages, targets
+    by_token = [c.reshape(-1, time) for c in (rewards_T.detach(), values_T.detach(), action_mask_T)]
+    by_row = [c.reshape(-1) for c in (bootstrap, *lambdas)]
+    into = advantages.view(-1, time), targets.view(-1, time)
+    # Few rows at a time: what is computed in between then stays in the processor's cache.
+    rows_at_once = max(1, _CACHED_TOKENS // time)
+    for start in range(0, len(by_token[0]), rows_at_once):
+        these = slice(start, start + rows_at_once)
+        parts = _gae_rows(*(c[these] for c in by_token), *(c[these] for c in by_row), gamma=gamma, dtype=dtype)
+        for whole, part in zip(into, parts, strict=True):
+            whole[these] = part
+    return advantages, targets
 
 
 def gae_segments(
@@ -231,17 +239,108 @@ def lambda_from_length(length: int, retained: float) -> float:
     return float(retained ** (1.0 / length))
 
 
-def _lambda_returns(rewards_T: Tensor, next_values_T: Tensor, *, gamma: float, lambdas: tuple[float, ...]) -> Tensor:
-    """G_t = r_t + gamma ((1 - lambda) V_{t+1} + lambda G_{t+1}) for each lambda: [len(lambdas), ..., T]."""
-    time = rewards_T.shape[-1]
-    lam = torch.tensor(lambdas, dtype=rewards_T.dtype, device=rewards_T.device)
-    lam = lam.reshape(-1, *[1] * (rewards_T.dim() - 1))
-    decay = gamma * lam
-    steps = (rewards_T + (gamma * (1.0 - lam)).unsqueeze(-1) * next_values_T).movedim(-1, 0).contiguous().unbind(0)
-    # G after the last action token is the bootstrap value itself.
-    following = next_values_T[..., -1].expand(steps[-1].shape)
-    returns = [following] * time
-    for t in reversed(range(time)):
-        following = torch.addcmul(steps[t], decay, following)
-        returns[t] = following
-    return torch.stack(returns, dim=-1)
+def lambda_for_lengths(lengths_B: Tensor | Sequence[int], alpha: float = 0.05) -> Tensor:
+    """The length-adaptive lambda: one per response, closer to 1 the longer it is.
+
+        lambda_i = max(0, 1 - 1 / (alpha T_i))
+
+    1 / (1 - lambda_i) = alpha T_i tokens is how far credit reaches: always the share alpha of the response. Up to
+    1 / alpha tokens, and without any, it is 0. Give the result to `gae` as `gae_lambda`.
+
+    Args:
+        lengths_B: [B], action tokens of each response, at least 0.
+        alpha: share of the response, above 0.
+
+    Returns:
+        [B], float64.
+
+    Raises:
+        ValueError: a negative length or an alpha that is not above 0.
+
+    Source: 2504.05118 (VAPO); method sheet section 3.
+    """
+    if not alpha > 0.0:
+        raise ValueError(f"alpha must be above 0, got {alpha}")
+    lengths = torch.as_tensor(lengths_B, dtype=torch.float64)
+    if bool((lengths < 0).any()):
+        raise ValueError(f"lengths must be at least 0 tokens, got {float(lengths.min()):g}")
+    return (1.0 - 1.0 / (alpha * lengths)).clamp(min=0.0)
+
+
+def _row_lambdas(name: str, factor: Tensor | float, rows: torch.Size) -> Tensor:
+    """`factor` in float64 with one dimension per leading dimension of the rows, checked."""
+    lambdas = torch.as_tensor(factor, dtype=torch.float64).detach()
+    if lambdas.dim() and lambdas.shape != rows:
+        raise ValueError(f"{name} has shape {tuple(lambdas.shape)}, expected one number or {tuple(rows)}")
+    if not bool(((lambdas >= 0.0) & (lambdas <= 1.0)).all()):
+        raise ValueError(f"{name} must be in [0, 1], got {factor}")
+    return lambdas if lambdas.dim() else lambdas.expand(rows)
+
+
+def _packed_places(action_mask_T: Tensor) -> Tensor:
+    """Where each token goes so that the action tokens stand, in order, at the end: a permutation of each row."""
+    time = action_mask_T.shape[-1]
+    position_T = torch.arange(time, device=action_mask_T.device)
+    actions_so_far = action_mask_T.cumsum(-1)
+    actions = actions_so_far[..., -1:]
+    return torch.where(action_mask_T, actions_so_far + (time - 1 - actions), position_T - actions_so_far)
+
+
+def _gae_rows(
+    rewards_BT: Tensor,
+    values_BT: Tensor,
+    mask_BT: Tensor,
+    bootstrap_B: Tensor,
+    gae_lambda_B: Tensor,
+    value_target_lambda_B: Tensor,
+    *,
+    gamma: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """`gae` of rows whose inputs are checked."""
+    values, rewards = values_BT.to(dtype), rewards_BT.to(dtype)
+    # Action tokens move, in order, to the end. The recursion runs from there to the front, so what stands off the
+    # mask comes last, reaches no action token and is dropped.
+    places = _packed_places(mask_BT)
+    packed_values = torch.empty_like(values).scatter_(-1, places, values)
+    packed_rewards = torch.empty_like(rewards).scatter_(-1, places, rewards)
+    packed_next = torch.cat([packed_values[:, 1:], bootstrap_B[:, None]], dim=-1)
+
+    def returns(lambda_B: Tensor) -> Tensor:
+        return _lambda_returns(packed_rewards, packed_next, gamma=gamma, lambda_B=lambda_B).gather(-1, places)
+
+    of_advantages = returns(gae_lambda_B)
+    same = torch.equal(gae_lambda_B, value_target_lambda_B)
+    of_targets = of_advantages if same else returns(value_target_lambda_B)
+    return select(mask_BT, of_advantages - values), select(mask_BT, of_targets)
+
+
+def _lambda_returns(rewards_BT: Tensor, next_values_BT: Tensor, *, gamma: float, lambda_B: Tensor) -> Tensor:
+    """G_t = r_t + gamma ((1 - lambda) V_{t+1} + lambda G_{t+1}), with G = V after the last token: [B, T].
+
+    In blocks counted from the end, n tokens before the end of its block and c the first G behind it:
+
+        G_t = (the recursion inside the block, started from 0)_t + (gamma lambda)^n c
+
+    Every operation is elementwise and the blocks do not depend on what stands in front, so the result of a row
+    does not depend on its padding or on its neighbours, to the last bit.
+    """
+    time, dtype = rewards_BT.shape[-1], rewards_BT.dtype
+    block = min(_BLOCK_TOKENS, time)
+    blocks = -(-time // block)
+    in_front = blocks * block - time
+    lam_B1 = lambda_B[:, None]
+    steps_BT = rewards_BT + (gamma * (1.0 - lam_B1)).to(dtype) * next_values_BT
+    # [block, B, blocks]: the same token of every block is contiguous.
+    inside = pad(steps_BT, (in_front, 0)).reshape(-1, blocks, block).movedim(-1, 0).contiguous()
+    decay = (gamma * lam_B1).expand(block, -1, -1)
+    powers = decay.cumprod(0).flip(0).to(dtype)
+    decay_B1 = decay[0].to(dtype)
+    tokens = inside.unbind(0)
+    for n in reversed(range(block - 1)):
+        tokens[n].add_(decay_B1 * tokens[n + 1])
+    carries = [next_values_BT[:, -1:]]
+    for first in reversed(torch.split(inside[0], 1, dim=-1)[1:]):
+        carries.append(first + powers[0] * carries[-1])
+    inside += powers * torch.cat(carries[::-1], dim=-1)
+    return inside.movedim(0, -1).flatten(-2)[:, in_front:]

@@ -129,6 +129,86 @@ def reinforce_loss(
     return TokenLoss(loss_N=loss, kept_N=torch.ones_like(lp, dtype=torch.bool))
 
 
+def ppo_loss(
+    logprobs_N: Tensor,
+    old_logprobs_N: Tensor,
+    advantages_N: Tensor,
+    *,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+    rollout_weight_N: Tensor | None = None,
+    action_mask_N: Tensor | None = None,
+) -> TokenLoss:
+    """The clipped surrogate of every token.
+
+        loss = -u min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A),   rho = exp(lp - lp_old)
+
+    `kept` is False where the clipped term is strictly the smaller: that token's gradient is 0. At rho = 1 the
+    gradient is that of `reinforce_loss`, times u. Equal eps with `response_mean` is PPO (VP); eps 0.2 and 0.28 with
+    `token_mean` is DAPO's surrogate; with eps so wide that nothing is clipped it is `reinforce_loss` off-policy.
+
+    Args:
+        logprobs_N: [N], lp of the trainer now, nats.
+        old_logprobs_N: [N], lp_old of the trainer before the update, nats.
+        advantages_N: [N], reward units.
+        eps_low: how far the ratio may fall below 1, in [0, 1].
+        eps_high: how far it may rise above 1, at least 0.
+        rollout_weight_N: [N], u of `rollout_weight`, a constant; None is 1.
+        action_mask_N: [N] bool; off it nothing is read, the loss is 0 and its gradient is 0. None: all are actions.
+
+    Raises:
+        ValueError: an eps outside its range, shapes that differ, a mask that is not boolean.
+
+    Source: Schulman et al. 2017 (1707.06347) eq. 7; VP eq. 4 and 20; 2503.14476 (DAPO); method sheet section 1.
+    """
+    if not (0.0 <= eps_low <= 1.0 and eps_high >= 0.0):
+        raise ValueError(f"eps_low must be in [0, 1] and eps_high at least 0, got {eps_low} and {eps_high}")
+    lp, lp_old, advantages = _action_inputs(logprobs_N, old_logprobs_N, advantages_N, action_mask_N)
+    if rollout_weight_N is not None:
+        require_shape("the rollout weight", rollout_weight_N, logprobs_N)
+        advantages = advantages * select(action_mask_N, widen(rollout_weight_N.detach()))
+    log_ratio = lp - lp_old
+    ratio = log_ratio.detach().exp()
+    risen = (advantages > 0) & (ratio > 1.0 + eps_high)
+    fallen = (advantages < 0) & (ratio < 1.0 - eps_low)
+    bound = torch.full_like(advantages, 1.0 - eps_low).masked_fill(risen, 1.0 + eps_high)
+    kept = ~(risen | fallen)
+    # A clipped token's ratio is never formed with a gradient: it may be infinite, and 0 * inf is NaN.
+    inside = _weighted_ratio(log_ratio, torch.where(kept, advantages, torch.zeros_like(advantages)))
+    return TokenLoss(loss_N=-torch.where(kept, inside, bound * advantages), kept_N=kept)
+
+
+def rollout_weight(
+    old_logprobs_N: Tensor, sampler_logprobs_N: Tensor, cap: float = 2.0, *, action_mask_N: Tensor | None = None
+) -> Tensor:
+    """How much more likely the trainer found a token than the sampler that drew it, cut at `cap`.
+
+        u = min(exp(lp_old - lq), cap)
+
+    A constant of the loss: it corrects for an engine of other precision or a distribution cut by top-p and top-k.
+    1 where trainer and sampler agree.
+
+    Args:
+        old_logprobs_N: [N], lp_old of the trainer before the update, nats.
+        sampler_logprobs_N: [N], lq of the distribution really sampled from, nats.
+        cap: above 0; infinity cuts nothing.
+        action_mask_N: [N] bool; off it nothing is read and u is 1. None: all are actions.
+
+    Returns:
+        [N], in [0, cap], float32 or wider, detached.
+
+    Raises:
+        ValueError: a cap that is not above 0, shapes that differ, a mask that is not boolean.
+
+    Source: VP section 3 (that it is applied); the cap is ours; method sheet section 1.
+    """
+    if not cap > 0.0:
+        raise ValueError(f"cap must be above 0, got {cap}")
+    require_shape("sampler log-probs", sampler_logprobs_N, old_logprobs_N)
+    log_ratio = widen(old_logprobs_N.detach()) - widen(sampler_logprobs_N.detach())
+    return select(action_mask_N, log_ratio).exp().clamp(max=cap)
+
+
 def token_mean(loss_N: Tensor, mask_N: Tensor, *, action_tokens: int) -> Tensor:
     """The share of these tokens in the mean over all action tokens of the optimizer batch.
 

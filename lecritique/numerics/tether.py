@@ -18,6 +18,8 @@ from lecritique.numerics.precision import require_mask, require_shape, select, w
 _UNDEFINED_XX = 1e-12
 # Rounding of values that were stored in float32: half a unit in the last place of either operand, with room to spare.
 _FLOAT32_ROUNDING = 2.0**-23
+# Action tokens of a bucket, in which one coefficient holds.
+_BUCKET_TOKENS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,11 +164,115 @@ def tether_ema(rho: float, fit: float | None, *, decay: float = 0.95, clip: bool
     return decay * rho + (1.0 - decay) * (min(max(fit, 0.0), 1.0) if clip else fit)
 
 
+def tether_buckets(horizon: int) -> int:
+    """How many buckets of positions a response of at most `horizon` action tokens has.
+
+        buckets = clip(floor(horizon / 1024), 2, 128)
+
+    Rounded down: what is left over joins the last bucket, so that none is fitted on a stump.
+
+    Args:
+        horizon: most action tokens of a response, at least 1.
+
+    Raises:
+        ValueError: a horizon below 1.
+
+    Source: LC section 7.3 and its code; the rounding is ours; method sheet section 5.
+    """
+    if horizon < 1:
+        raise ValueError(f"horizon must be at least 1 token, got {horizon}")
+    return min(max(horizon // _BUCKET_TOKENS, 2), 128)
+
+
+def tether_bucket(position_N: Tensor, buckets: int) -> Tensor:
+    """The bucket of an action token.
+
+        bucket = min(floor(position / 1024), buckets - 1)
+
+    Args:
+        position_N: [N] integers, 0-based index of the token among the action tokens of its rollout.
+        buckets: at least 1.
+
+    Returns:
+        [N], int64, in [0, buckets).
+
+    Raises:
+        ValueError: fewer than 1 bucket or a negative position.
+
+    Source: LC section 7.3 and its code; method sheet section 5.
+    """
+    if buckets < 1:
+        raise ValueError(f"buckets must be at least 1, got {buckets}")
+    if bool((position_N < 0).any()):
+        raise ValueError(f"positions must be at least 0, got {int(position_N.min())}")
+    return torch.div(position_N.long(), _BUCKET_TOKENS, rounding_mode="floor").clamp(max=buckets - 1)
+
+
+def tether_bucket_sums(x_N: Tensor, y_N: Tensor, buckets: int) -> list[TetherSums]:
+    """`tether_sums` of one rollout, bucket by bucket.
+
+        sums_b = tether_sums over the tokens with tether_bucket(position) = b,   position = 0 .. N-1
+
+    One bucket, or their merge: `tether_sums` of all tokens, to rounding.
+
+    Args:
+        x_N: [N], V_t - B of all action tokens of the rollout, in order, see `tether_pairs`.
+        y_N: [N], Q_t - B.
+        buckets: at least 1.
+
+    Returns:
+        one per bucket; a bucket that the rollout does not reach has weight 0.
+
+    Raises:
+        ValueError: shapes that differ or fewer than 1 bucket.
+
+    Source: LC section 7.3; method sheet section 5.
+    """
+    require_shape("y", y_N, x_N)
+    bucket_N = tether_bucket(torch.arange(len(x_N), device=x_N.device), buckets)
+    weights = torch.bincount(bucket_N, minlength=buckets).tolist()
+    per_token = torch.split(x_N, weights), torch.split(y_N, weights)
+    return [tether_sums(x, y) for x, y in zip(*per_token, strict=True)]
+
+
+def score_norm_optimum(x_N: Tensor, y_N: Tensor, score_norm_sq_N: Tensor) -> float | None:
+    """The coefficient of least gradient variance, for diagnosis: tokens weighted by the size of their score.
+
+        rho* = E[|s|^2 x y] / E[|s|^2 x^2],   s_t = grad log pi(token t)
+
+    It minimises E[|s|^2 (y - rho x)^2], the second moment of the token's gradient. With equal scores it is
+    `tether_fit` without ridge. Not clipped.
+
+    Args:
+        x_N: [N], V_t - B.
+        y_N: [N], Q_t - B.
+        score_norm_sq_N: [N], |s_t|^2, at least 0.
+
+    Returns:
+        rho*, or None where it is undefined, as in `tether_fit` with x^2 weighted.
+
+    Raises:
+        ValueError: shapes that differ or a negative norm.
+
+    Source: LC appendix C; method sheet section 5.
+    """
+    require_shape("score norms", score_norm_sq_N, x_N)
+    weight_N = score_norm_sq_N.detach().double()
+    if bool((weight_N < 0).any()):
+        raise ValueError(f"squared score norms must be at least 0, got {float(weight_N.min()):g}")
+    total = float(weight_N.sum())
+    if not total > 0.0:
+        return None
+    # Scaled to mean 1, so that what counts as undefined does not depend on the number of parameters.
+    root_N = (weight_N * (len(x_N) / total)).sqrt()
+    return tether_fit(tether_sums(root_N * x_N.detach().double(), root_N * y_N.detach().double()), ridge=0.0)
+
+
 def tether_advantages(
     advantages_T: Tensor,
     values_T: Tensor,
     baseline: Tensor | float,
-    rho: float,
+    rho: Tensor | float,
     *,
     action_mask_T: Tensor | None = None,
 ) -> Tensor:
@@ -181,7 +287,8 @@ def tether_advantages(
         advantages_T: [..., T], GAE with the critic, reward units.
         values_T: [..., T], reward units.
         baseline: [...] or one number, leave-one-out mean of each rollout.
-        rho: the coefficient, read once per group, before the group's own returns enter any fit.
+        rho: the coefficient, or [..., T] one per token (token-bucketed), read once per group, before the group's own
+            returns enter any fit.
         action_mask_T: [..., T] bool; off the mask the result is 0 and `values_T` is not read. None: all are actions.
 
     Returns:
@@ -193,12 +300,15 @@ def tether_advantages(
     Source: LC section 5 eq. 15; method sheet section 5.
     """
     require_shape("values", values_T, advantages_T)
-    if not math.isfinite(rho):
-        raise ValueError(f"rho must be finite, got {rho}")
     advantages = select(action_mask_T, widen(advantages_T.detach()))
-    if rho == 1.0:  # adding 0 * x would turn -0.0 into 0.0 and keep an infinite value
-        return advantages
+    rho_T = torch.as_tensor(rho, dtype=torch.float64, device=advantages.device).detach()
+    if rho_T.dim():
+        require_shape("rho", rho_T, advantages_T)
+        rho_T = select(action_mask_T, rho_T, fill=1.0)
+    if not bool(rho_T.isfinite().all()):
+        raise ValueError(f"rho must be finite, got {rho}")
     if isinstance(baseline, Tensor):
         baseline = widen(baseline.detach()).unsqueeze(-1)
     gap = select(action_mask_T, widen(values_T.detach()) - baseline)
-    return advantages + (1.0 - rho) * gap
+    # Where rho is 1, adding 0 * x would turn -0.0 into 0.0 and keep an infinite value.
+    return torch.where(rho_T == 1.0, advantages, advantages + (1.0 - rho_T).to(advantages.dtype) * gap)

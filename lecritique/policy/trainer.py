@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from lecritique.config.losses import Dppo, PolicyLoss, Reinforce
 from lecritique.config.schema import PolicySection
 from lecritique.core.errors import DivergenceError
+from lecritique.core.ids import RolloutId
 from lecritique.core.metrics import Max, Mean
 from lecritique.core.trajectory import PolicyBatch
 from lecritique.core.weights import WeightManifest
@@ -63,7 +65,7 @@ class PolicyTrainer:
             lq_N = micro.gathered(sampled, lp_N.dtype)
             tokens = token_losses(self._config.loss, lp_N, lq_N, micro.gathered(advantages, lp_N.dtype))
             loss = reduced(self._config.loss, tokens, micro, batch)
-            loss.backward()
+            torch.autograd.backward(loss)
             seen.add(loss, tokens, lp_N.detach(), lq_N)
         if not np.isfinite(seen.loss):
             raise DivergenceError(f"the policy loss of step {self.version + 1} is {seen.loss}.")
@@ -100,7 +102,11 @@ def reduced(config: PolicyLoss, tokens: TokenLoss, micro: MicroBatch, batch: Pol
     everywhere = torch.ones_like(tokens.loss_N, dtype=torch.bool)
     if config.reduction == "token_mean":
         return token_mean(tokens.loss_N, everywhere, action_tokens=batch.action_tokens)
-    lengths = torch.tensor([batch.members[index].trajectory.action_tokens for index in micro.indices])
+    # A response may have several segments; its length counts them all.
+    length_of: Counter[RolloutId] = Counter()
+    for member in batch.members:
+        length_of[member.trajectory.rollout_id] += member.trajectory.action_tokens
+    lengths = torch.tensor([length_of[batch.members[index].trajectory.rollout_id] for index in micro.indices])
     per_token_N = lengths.to(tokens.loss_N.device)[micro.row_index_N()]
     return response_mean(tokens.loss_N, everywhere, response_tokens_N=per_token_N, responses=batch.responses)
 

@@ -6,7 +6,7 @@ same way. Failures of an environment, verifier or engine become data: a typed er
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from lecritique.core.rollout import Completion, GenerateRequest, GroupRequest, R
 from lecritique.core.seeds import derive_seed
 from lecritique.core.task import Message, Reply
 from lecritique.models.chat import ChatRenderer
-from lecritique.tasks.protocol import Environment
+from lecritique.tasks.protocol import Environment, finite_reward
 
 
 class GroupDriver:
@@ -120,19 +120,22 @@ class _Member:
         """What the environment says, or None with `error` set. The one boundary for foreign exceptions."""
         try:
             reply = self.episode.reply(text)
+            if not isinstance(reply, Reply):
+                raise TypeError(f"an episode must answer with a Reply, got {type(reply).__name__}")
+            return reply if reply.reward is None else replace(reply, reward=self._checked(reply.reward))
         except RolloutError as error:
             self.error = error
-            return None
         except Exception as error:
             self.error = EnvironmentFailure(f"{self.environment.name}: {type(error).__name__}: {error}")
-            return None
+        return None
+
+    def _checked(self, reward: object) -> float:
+        """The reward as a float; VerifierFailure when it is no number of the declared range."""
         low, high = self.environment.reward_range
-        if reply.reward is not None and not (math.isfinite(reply.reward) and low <= reply.reward <= high):
-            self.error = VerifierFailure(
-                f"{self.environment.name} gave the reward {reply.reward}, expected one in [{low}, {high}]"
-            )
-            return None
-        return reply
+        value = finite_reward(reward)
+        if not low <= value <= high:
+            raise VerifierFailure(f"{self.environment.name} gave the reward {value}, expected one in [{low}, {high}]")
+        return value
 
     @property
     def _lowest(self) -> float:

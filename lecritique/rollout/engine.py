@@ -89,6 +89,7 @@ class EmbeddedEngine:
         for future in self._futures.values():
             future.cancel()
         self._futures.clear()
+        self._sampler.clear()
 
     def _load_adopted(self) -> None:
         if self._adopting is None:
@@ -102,3 +103,5 @@ class EmbeddedEngine:
         for future in self._futures.values():
             future.set_exception(error)
         self._futures.clear()
+        # What failed must not come back in the next chunk, when nobody waits for it any more.
+        self._sampler.clear()

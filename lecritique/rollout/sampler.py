@@ -66,11 +66,16 @@ class Sampler:
         self.version = 0
         self._chunk_tokens = chunk_tokens
         self._prefill_tokens = prefill_tokens
+        self._max_rows = max_rows
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop every request and every cached key."""
         self._waiting: deque[GenerateRequest] = deque()
         self._active: list[_Row] = []
-        self._free = list(range(max_rows))
+        self._free = list(range(self._max_rows))
         self._idle: OrderedDict[RolloutId, _Row] = OrderedDict()
-        self._cache = RowCache(max_rows)
+        self._cache = RowCache(self._max_rows)
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request."""
@@ -116,7 +121,7 @@ class Sampler:
         finished = [row for row in self._active if row.finish_reason is not None]
         self._active = [row for row in self._active if row.finish_reason is None]
         for row in finished:
-            self._idle[row.request.sequence_id] = row
+            self._keep(row)
         return [row.completion() for row in finished]
 
     def _admit(self) -> None:
@@ -128,6 +133,13 @@ class Sampler:
             request = self._waiting.popleft()
             self._active.append(_Row(request, slot, _shared_prefix(kept, request) if kept else 0))
         self._active.sort(key=lambda row: row.slot)
+
+    def _keep(self, row: _Row) -> None:
+        """Keep a finished row's cache for the next request of its sequence; an older one of it is given up."""
+        older = self._idle.pop(row.request.sequence_id, None)
+        if older is not None:
+            self._free.append(older.slot)
+        self._idle[row.request.sequence_id] = row
 
     def _free_slot(self) -> int | None:
         if self._free:

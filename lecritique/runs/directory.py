@@ -33,11 +33,14 @@ class RunDirectory:
         """Start a run in a directory that is new or empty.
 
         Raises:
-            ConfigurationError: it already holds something; nothing is overwritten.
+            ConfigurationError: it already holds something (nothing is overwritten), or cannot be made.
         """
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise ConfigurationError(f"'{path}' already holds files; choose another --out or remove it.")
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            if path.exists() and (not path.is_dir() or any(path.iterdir())):
+                raise ConfigurationError(f"'{path}' already holds files; choose another --out or remove it.")
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(f"'{path}' cannot be used as a run directory: {error}.") from error
         directory = cls(path)
         write_json(path / "config.json", config.model_dump(mode="json"))
         write_json(path / "environment.json", environment())
@@ -82,7 +85,7 @@ def read_status(path: Path) -> str | None:
     """The state of the run in `path`, None when there is none."""
     try:
         return str(json.loads((path / "status.json").read_text(encoding="utf-8"))["state"])
-    except (FileNotFoundError, json.JSONDecodeError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 

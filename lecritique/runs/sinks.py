@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from lecritique.core.errors import ConfigurationError
 from lecritique.core.metrics import CATALOG
@@ -27,13 +27,7 @@ class TensorboardSink:
     """Event files under `folder`; one scalar per metric, grouped by role."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ConfigurationError(
-                "'run.sinks' names tensorboard, which is not installed: pip install 'lecritique[tensorboard]'."
-            ) from error
-        self._writer = SummaryWriter(str(folder))
+        self._writer = _summary_writer()(str(folder))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics of one step; undefined ones are left out."""
@@ -44,6 +38,26 @@ class TensorboardSink:
     def close(self) -> None:
         """Flush."""
         self._writer.close()
+
+
+def require_sinks(names: Sequence[str]) -> None:
+    """Refuse sinks that are not installed, before anything is written.
+
+    Raises:
+        ConfigurationError: names the extra to install.
+    """
+    if "tensorboard" in names:
+        _summary_writer()
+
+
+def _summary_writer() -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ConfigurationError(
+            "'run.sinks' names tensorboard, which is not installed: pip install 'lecritique[tensorboard]'."
+        ) from error
+    return SummaryWriter
 
 
 def open_sinks(names: Sequence[str], folder: Path) -> list[Sink]:

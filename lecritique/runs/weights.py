@@ -5,12 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from transformers.utils import logging as transformers_logging
+
 from lecritique.models.value_model import ValueModel, save_value_model
 
 
 def save_weights(folder: Path, *, policy: Any, tokenizer: Any, critic: ValueModel | None) -> Path:
     """Write `policy/` (usable as `model.name`) and, with a critic, `critic/`; the folder."""
-    policy.save_pretrained(folder / "policy")
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()  # one for each shard, in the middle of our own output
+    try:
+        policy.save_pretrained(folder / "policy")
+    finally:
+        if bars:
+            transformers_logging.enable_progress_bar()
     tokenizer.save_pretrained(folder / "policy")
     if critic is not None:
         save_value_model(critic, folder / "critic")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lecritique.config.resolve import Facts, gae_lambda, resolve, uses_critic
-from lecritique.config.schema import RunConfig
+from lecritique.config.schema import RunConfig, TaskSection
 from lecritique.core.rollout import Sampling
 from lecritique.core.seeds import derive_seed
 from lecritique.credit.crediting import Crediting
@@ -25,8 +25,9 @@ from lecritique.models.value_model import ValueModel
 from lecritique.models.weights import MemoryWeightStore, WeightStore
 from lecritique.policy.trainer import PolicyTrainer
 from lecritique.rollout.engine import EmbeddedEngine, Engine
+from lecritique.runs.sinks import require_sinks
 from lecritique.tasks.protocol import Environment
-from lecritique.tasks.registry import load_environment
+from lecritique.tasks.registry import load_environment, resolve_options
 from lecritique.tasks.stream import DataStream
 
 
@@ -37,6 +38,7 @@ class Parts:
     config: RunConfig
     environment: Environment
     stream: DataStream
+    tokenizer: Any
     renderer: ChatRenderer
     engine: Engine
     learner: Learner
@@ -56,22 +58,31 @@ def load_base(config: RunConfig) -> Base:
     """Load environment and model, and resolve the configuration against them.
 
     Raises:
-        ConfigurationError: an unknown task or model, or keys that contradict each other.
+        ConfigurationError: an unknown task or model, a sink that is not installed, or keys that contradict each other.
         DataError: the first task lacks the reference that the critic's context needs.
     """
-    environment = load_environment(config.task.type, config.task.options)
+    require_sinks(config.run.sinks)
+    environment = load_environment(config.task.type, config.task.options, seed=config.run.seed)
     device = config.runtime.device or ("cuda" if torch.cuda.is_available() else "cpu")
     language = load_causal_lm(config.model.name, dtype=getattr(torch, config.runtime.dtype), device=device)
-    resolved = resolve(config, facts_of(environment, language))
     require_plain_head(language.model, language.name)
-    if uses_critic(resolved):
-        context_text(environment.task(0), resolved.critic.context)
     return Base(
-        config=resolved,
+        config=resolved_against(config, environment, language),
         environment=environment,
         language=language,
         renderer=ChatRenderer(language.tokenizer),
     )
+
+
+def resolved_against(config: RunConfig, environment: Environment, language: LanguageModel) -> RunConfig:
+    """The configuration without None, the environment's own options included, checked against task and model."""
+    options = resolve_options(config.task.type, config.task.options, seed=config.run.seed)
+    section = {**options.model_dump(mode="json", exclude_none=True), "type": config.task.type}
+    filled = config.model_copy(update={"task": TaskSection.model_validate(section)})
+    resolved = resolve(filled, facts_of(environment, language))
+    if uses_critic(resolved):
+        context_text(environment.task(0), resolved.critic.context)
+    return resolved
 
 
 def facts_of(environment: Environment, language: LanguageModel) -> Facts:
@@ -116,6 +127,7 @@ def build(base: Base) -> Parts:
         config=config,
         environment=base.environment,
         stream=DataStream(len(base.environment), derive_seed(config.run.seed, "data")),
+        tokenizer=base.language.tokenizer,
         renderer=base.renderer,
         engine=engine,
         learner=learner,

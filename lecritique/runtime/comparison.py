@@ -12,13 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lecritique.config.load import Recipe, compose
-from lecritique.config.resolve import differences, resolve
+from lecritique.config.load import Recipe, compose, parse_override
+from lecritique.config.resolve import differences
 from lecritique.config.schema import RunConfig
 from lecritique.core.errors import ConfigurationError
+from lecritique.core.metrics import null_if_undefined
 from lecritique.runs.directory import read_status, write_json
 from lecritique.runtime.base_reward import base_reward
-from lecritique.runtime.build import facts_of, load_base
+from lecritique.runtime.build import Base, load_base, resolved_against
+
+BASE_ROLLOUTS = 512
+SECONDS_TO_STOP = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,30 +59,65 @@ def plan(
     Raises:
         ConfigurationError: an arm that cannot run, or a directory that holds something else.
     """
-    if any(text.startswith(("preset=", "run.seed=")) for text in overrides):
-        raise ConfigurationError("in a comparison arms and seeds come from --arms and --seeds, not from overrides.")
-    configs = {arm: compose(recipe, arm=arm, overrides=overrides) for arm in arms}
-    first = load_base(configs[arms[0]])
-    facts = facts_of(first.environment, first.language)
-    jobs = [
-        _job(recipe_name, arm, seed, overrides, out, resolve(_seeded(configs[arm], seed), facts))
-        for seed in seeds
-        for arm in arms
+    _refuse_arms_and_seeds(overrides)
+    known = _known(out, recipe.name)
+    bases = _Bases()
+    first = bases.of(compose(recipe, arm=arms[0], overrides=overrides))
+
+    def job(arm: str, seed: int) -> Job:
+        path = out / arm / f"seed-{seed}"
+        config = bases.resolved(_seeded(compose(recipe, arm=arm, overrides=overrides), seed))
+        command = _command(recipe_name, overrides, arm, seed, path)
+        return Job(arm=arm, seed=seed, config=config, path=path, command=command)
+
+    wanted = [job(arm, seed) for seed in seeds for arm in arms]
+    every_arm = list(dict.fromkeys([*known.get("arms", []), *arms]))
+    every_seed = sorted({*known.get("seeds", []), *seeds})
+    earlier = [
+        job(arm, seed)
+        for seed in every_seed
+        for arm in every_arm
+        if (out / arm / f"seed-{seed}" / "config.json").is_file()
     ]
-    known = _known(out)
-    finished = tuple(job for job in jobs if _is_finished(job))
+    # Runs that are not asked for now are compared too: nothing of another configuration gets into one report.
+    for held in earlier:
+        _require_same(held)
+    finished = tuple(wish for wish in wanted if read_status(wish.path) == "finished")
     record = {
         "schema": 1,
         "recipe": recipe.name,
-        "arms": list(dict.fromkeys([*known.get("arms", []), *arms])),
-        "seeds": sorted({*known.get("seeds", []), *seeds}),
+        "arms": every_arm,
+        "seeds": every_seed,
         "overrides": list(overrides),
+        **_base_line(known, first),
     }
+    return Plan(out=out, jobs=tuple(wish for wish in wanted if wish not in finished), finished=finished, record=record)
+
+
+def _base_line(known: dict[str, Any], base: Base) -> dict[str, Any]:
+    """The base model's reward, measured once for a comparison."""
     if known.get("base_reward") is not None:
-        record |= {"base_reward": known["base_reward"], "base_rollouts": known["base_rollouts"]}
-    else:
-        record |= {"base_reward": base_reward(first), "base_rollouts": 512}
-    return Plan(out=out, jobs=tuple(job for job in jobs if job not in finished), finished=finished, record=record)
+        return {"base_reward": known["base_reward"], "base_rollouts": known.get("base_rollouts")}
+    reward = base_reward(base, rollouts=BASE_ROLLOUTS)
+    return {"base_reward": null_if_undefined(reward), "base_rollouts": BASE_ROLLOUTS}
+
+
+class _Bases:
+    """Tasks and models by what they are loaded from: once for arms that share them."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Base] = {}
+
+    def of(self, config: RunConfig) -> Base:
+        runtime = config.runtime
+        key = "|".join((config.task.model_dump_json(), config.model.name, runtime.dtype, str(runtime.device)))
+        if key not in self._loaded:
+            self._loaded[key] = load_base(config)
+        return self._loaded[key]
+
+    def resolved(self, config: RunConfig) -> RunConfig:
+        base = self.of(config)
+        return resolved_against(config, base.environment, base.language)
 
 
 def run(comparison: Plan, *, jobs: int, watch: Callable[[Sequence[Job], Sequence[Job]], None]) -> dict[str, int]:
@@ -104,11 +143,20 @@ def run(comparison: Plan, *, jobs: int, watch: Callable[[Sequence[Job], Sequence
                 ended.append(job)
             watch([job for job, _ in running.values()], ended)
     finally:
-        for _, process in running.values():
-            process.terminate()
-        for _, process in running.values():
-            process.wait()
+        _end([process for _, process in running.values()])
     return codes
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ask the processes to stop, and stop those that have not after a while."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        try:
+            process.wait(timeout=SECONDS_TO_STOP)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def log_path(out: Path, job: Job) -> Path:
@@ -116,21 +164,30 @@ def log_path(out: Path, job: Job) -> Path:
     return out / "logs" / f"{job.arm}-seed-{job.seed}.log"
 
 
-def _job(recipe_name: str, arm: str, seed: int, overrides: Sequence[str], out: Path, config: RunConfig) -> Job:
-    path = out / arm / f"seed-{seed}"
-    command = (
-        *(sys.executable, "-m", "lecritique", "train", recipe_name, *overrides, f"run.seed={seed}"),
+def _command(recipe: str, overrides: Sequence[str], arm: str, seed: int, path: Path) -> tuple[str, ...]:
+    return (
+        *(sys.executable, "-m", "lecritique", "train", recipe, *overrides, f"run.seed={seed}"),
         *("--arm", arm, "--out", str(path)),
     )
-    return Job(arm=arm, seed=seed, config=config, path=path, command=command)
+
+
+def _refuse_arms_and_seeds(overrides: Sequence[str]) -> None:
+    for text in overrides:
+        keys, value = parse_override(text)
+        if keys in (["preset"], ["run", "seed"]) or (keys == ["run"] and isinstance(value, dict) and "seed" in value):
+            raise ConfigurationError(
+                f"override '{text}': in a comparison arms and seeds come from --arms and --seeds, not from overrides."
+            )
 
 
 def _seeded(config: RunConfig, seed: int) -> RunConfig:
     return config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
 
 
-def _known(out: Path) -> dict[str, Any]:
+def _known(out: Path, recipe: str) -> dict[str, Any]:
     """The record of an earlier call in the same directory, empty when it is new."""
+    if out.exists() and not out.is_dir():
+        raise ConfigurationError(f"'{out}' is a file; choose another --out.")
     if not out.exists() or not any(out.iterdir()):
         return {}
     path = out / "compare.json"
@@ -138,24 +195,35 @@ def _known(out: Path) -> dict[str, Any]:
         raise ConfigurationError(f"'{out}' already holds files that are no comparison; choose another --out.")
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise ConfigurationError(f"'{path}' is not valid JSON: {error}.") from error
-    if not isinstance(record, dict):
-        raise ConfigurationError(f"'{path}' holds {type(record).__name__}, expected the record of a comparison.")
+    if not (
+        isinstance(record, dict)
+        and record.get("schema") == 1
+        and all(isinstance(arm, str) for arm in record.get("arms", []))
+        and all(isinstance(seed, int) for seed in record.get("seeds", []))
+    ):
+        raise ConfigurationError(f"'{path}' is not the record of a comparison; choose another --out.")
+    if record.get("recipe") != recipe:
+        raise ConfigurationError(
+            f"'{out}' compares arms of recipe '{record.get('recipe')}', not of '{recipe}'; choose another --out."
+        )
     return record
 
 
-def _is_finished(job: Job) -> bool:
-    """Whether the job's run is done; one of another configuration is an error, so that nothing is mixed."""
+def _require_same(job: Job) -> None:
+    """Refuse a run of another configuration at the job's place, so that nothing is mixed."""
     path = job.path / "config.json"
     if not path.is_file():
-        return False
-    held = RunConfig.model_validate_json(path.read_text(encoding="utf-8"))
+        return
+    try:
+        held = RunConfig.model_validate_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigurationError(f"'{path}' is not a configuration of this version; choose another --out.") from error
     for key, (theirs, ours) in differences(held, job.config).items():
         raise ConfigurationError(
             f"'{job.path}' was run with {key} = {theirs!r}, this comparison has {ours!r}; choose another --out."
         )
-    return read_status(job.path) == "finished"
 
 
 def _start(job: Job, out: Path) -> subprocess.Popen[bytes]:
@@ -164,8 +232,14 @@ def _start(job: Job, out: Path) -> subprocess.Popen[bytes]:
     log = log_path(out, job)
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "wb") as file:
+        # A group of its own: Ctrl-C reaches the comparison alone, which then ends its runs once.
         return subprocess.Popen(
-            job.command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=os.environ.copy()
+            job.command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=os.environ.copy(),
+            process_group=0,
         )
 
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from lecritique.config.schema import RunConfig
-from lecritique.core.errors import BudgetExceeded, DataError, LecritiqueError, RoleFailure
+from lecritique.core.errors import BudgetExceeded, DataError, DivergenceError, LecritiqueError, RoleFailure
 from lecritique.core.metrics import Mean
 from lecritique.core.rollout import GroupRequest, Rollout
 from lecritique.credit.schedules import Group, StepOutcome, score_then_train
@@ -23,6 +23,7 @@ from lecritique.rollout.trajectories import trajectory_of
 from lecritique.runs.directory import RunDirectory
 from lecritique.runs.rollouts import save_rollouts
 from lecritique.runs.sinks import Sink, open_sinks
+from lecritique.runs.weights import save_weights
 from lecritique.runtime.build import Parts, sampling_of
 from lecritique.tasks.protocol import checked_task
 
@@ -30,29 +31,29 @@ OnStep = Callable[[int, dict[str, float]], None]
 
 
 def train(parts: Parts, directory: RunDirectory, *, on_step: OnStep = lambda step, metrics: None) -> None:
-    """Run all steps; the status on disk says how it ended.
+    """Run all steps and save the weights; the status on disk says how it ended.
 
     Raises:
-        LecritiqueError: what ended the run early; KeyboardInterrupt is passed on. Both are recorded first.
+        LecritiqueError: what ended the run early. Whatever ends it is recorded and passed on.
     """
     config = parts.config
-    steps, step = config.run.steps, 0
-    sinks = open_sinks(config.run.sinks, directory.path)
+    steps, done = config.run.steps, 0
+    sinks: list[Sink] = []
     directory.set_status("running", step=0, steps=steps)
     directory.append_event("started")
     try:
+        sinks.extend(open_sinks(config.run.sinks, directory.path))
         for step in range(steps):
             metrics = train_step(parts, step, directory)
             _record(step, metrics, directory, sinks)
-            directory.set_status("running", step=step + 1, steps=steps)
+            done = step + 1
+            directory.set_status("running", step=done, steps=steps)
             on_step(step, metrics)
-    except KeyboardInterrupt:
-        directory.set_status("interrupted", step=step, steps=steps, message="interrupted")
-        raise
-    except LecritiqueError as error:
-        state = "diverged" if error.exit_code == 3 else "failed"
-        directory.set_status(state, step=step, steps=steps, message=str(error))
-        directory.append_event(state, step=step, message=str(error))
+        _save_weights(parts, directory)
+    except BaseException as error:
+        state, message = ending(error)
+        directory.set_status(state, step=done, steps=steps, message=message)
+        directory.append_event(state, step=done, message=message)
         raise
     finally:
         for sink in sinks:
@@ -60,6 +61,15 @@ def train(parts: Parts, directory: RunDirectory, *, on_step: OnStep = lambda ste
         parts.engine.close()
     directory.append_event("finished")
     directory.set_status("finished", step=steps, steps=steps)
+
+
+def ending(error: BaseException) -> tuple[str, str]:
+    """State and message of a run that `error` ended."""
+    if isinstance(error, KeyboardInterrupt | SystemExit):  # a closed pipe is a SystemExit
+        return "interrupted", "interrupted"
+    if isinstance(error, DivergenceError):
+        return "diverged", str(error)
+    return "failed", str(error) if isinstance(error, LecritiqueError) else f"{type(error).__name__}: {error}"
 
 
 def train_step(parts: Parts, step: int, directory: RunDirectory | None) -> dict[str, float]:
@@ -152,6 +162,16 @@ def _record(step: int, metrics: dict[str, float], directory: RunDirectory, sinks
     directory.append_metrics(step, metrics)
     for sink in sinks:
         sink.write(step, metrics)
+
+
+def _save_weights(parts: Parts, directory: RunDirectory) -> None:
+    values = parts.learner.values
+    save_weights(
+        directory.path / "weights",
+        policy=parts.learner.policy.model,
+        tokenizer=parts.tokenizer,
+        critic=values.trainer.model if values else None,
+    )
 
 
 def _saves(config: RunConfig, step: int) -> bool:

@@ -2,20 +2,22 @@
 
 import functools
 import importlib.util
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from lecritique.core.task import Message
+from lecritique.core.errors import ConfigurationError, DataError
+from lecritique.core.task import Message, Reference
 from lecritique.critic.templates import placed_text, reference_text
 from lecritique.models.chat import ChatRenderer
 from lecritique.models.loading import TINY_FOLDER, load_causal_lm
 from lecritique.tasks.registry import load_environment
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "make_tiny_model.py"
-EPISODES = 64
+EPISODES = 48
 
 
 @functools.cache
@@ -28,13 +30,12 @@ def script():
     spec = importlib.util.spec_from_file_location("make_tiny_model", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     # Dataclasses look their module up by name.
-    import sys
-
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
 
 
+@functools.cache
 def gold_probability(form: str, placement: str | None) -> float:
     """Mean probability of the gold digits on 4x4 puzzles with 10 empty cells, after a gold history."""
     renderer = ChatRenderer(tiny().tokenizer)
@@ -109,3 +110,17 @@ def test_gold_examples_mark_exactly_what_the_policy_says():
         said = [t for t, acted in zip(renderer.token_texts(example.token_ids), example.is_action, strict=True) if acted]
         cells = [i for i, symbol in enumerate(task.metadata["puzzle"]) if symbol == "."]
         assert said == [part for i in cells for part in (task.metadata["solution"][i], "<|end|>")]
+
+
+def test_the_reference_is_worded_as_the_model_was_trained_to_read_it():
+    full, bare = Reference(answer="12", solution="6 * 2"), Reference(answer="12")
+    assert reference_text(bare, "answer") == "Answer: 12."
+    assert reference_text(full, "solution") == "6 * 2"
+    assert reference_text(full, "both") == "Answer: 12.\n\n6 * 2"
+    assert placed_text("Answer: 12.", "user_suffix") == " Answer: 12."
+    assert placed_text("Answer: 12.", "system_prefix") == "Answer: 12."
+    for content in ("solution", "both"):
+        with pytest.raises(DataError, match="worked solution"):
+            reference_text(bare, content)
+    with pytest.raises(ConfigurationError, match="none of"):
+        reference_text(full, "hint")

@@ -1,0 +1,46 @@
+"""The catalog of metrics and what the presets write are the same set."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from lecritique.config.presets import PRESETS
+from lecritique.core.metrics import CATALOG
+from tests.integration.short_runs import small_parts, trained
+
+# Written by every run, whatever the arm.
+EVERYWHERE = {name for name, spec in CATALOG.items() if spec.role in ("rollout", "run")}
+
+
+@pytest.fixture(scope="module")
+def written() -> dict[str, list[dict[str, float]]]:
+    return {preset: trained(small_parts(arm=preset)) for preset in PRESETS}
+
+
+def test_every_written_metric_is_described(written):
+    for preset, rows in written.items():
+        for row in rows:
+            assert set(row) - set(CATALOG) == set(), preset
+
+
+@pytest.mark.parametrize("name", sorted(CATALOG))
+def test_every_described_metric_is_written_and_somewhere_defined(written, name):
+    values = [row[name] for rows in written.values() for row in rows if name in row]
+    assert values, f"no preset writes {name}"
+    assert any(math.isfinite(value) for value in values)
+
+
+def test_presets_without_a_critic_write_no_metric_of_one(written):
+    critics = {name for name, spec in CATALOG.items() if spec.role == "critic"}
+    for preset, rows in written.items():
+        has_critic = PRESETS[preset].context is not None
+        assert all(bool(critics & set(row)) == has_critic for row in rows), preset
+        assert all(set(row) >= EVERYWHERE for row in rows), preset
+
+
+def test_units_and_texts_are_there():
+    for name, spec in CATALOG.items():
+        assert spec.text and not spec.text.endswith("."), name
+        assert spec.unit == "s" or not name.startswith("seconds"), name

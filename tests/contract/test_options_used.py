@@ -1,0 +1,111 @@
+"""No option is accepted and then not read: short runs record every field of the configuration that they read."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+
+from lecritique.config.base import Config
+from lecritique.config.schema import RunConfig
+from lecritique.runs.directory import RunDirectory
+from lecritique.runtime.build import build, load_base
+from lecritique.runtime.synchronous import train
+from tests.integration.short_runs import small_config
+
+# What a class of a union is chosen by, and the arm's name, which is for people.
+NOT_OPTIONS = {"type", "preset"}
+# Checks and defaults are no use: what only they read would not change a run. A lambda is made into a number there.
+NO_USE = {"resolve.py", "load.py", "explain.py", "test_options_used.py"}
+USE = {("resolve.py", "gae_lambda")}
+RUNS = (
+    ("mean", ("estimator.scale=std", "policy.loss.type=reinforce", 'run.sinks=["tensorboard"]')),
+    ("pvf", ("critic.loss.type=mse", "critic.value_target_lambda=0.9", "critic.replay.max_uses=1")),
+    ("tether", ("critic.loss.type=categorical", "estimator.gae_lambda={retained=0.4,length=20}", "sampling.top_k=0")),
+    ("evpo", ("critic.warmup=discard",)),
+)
+
+
+def models_of(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from models_of(argument)
+
+
+def reachable(model: type[BaseModel]) -> set[type[BaseModel]]:
+    found: set[type[BaseModel]] = set()
+    todo = [model]
+    while todo:
+        current = todo.pop()
+        if current not in found:
+            found.add(current)
+            todo += [below for field in current.model_fields.values() for below in models_of(field.annotation)]
+    return found
+
+
+def owner(model: type[BaseModel], name: str) -> str:
+    """The class that declares the field, so that a base class's field counts once."""
+    return next(base.__name__ for base in reversed(model.__mro__) if name in getattr(base, "__annotations__", {}))
+
+
+FIELDS = sorted(
+    {
+        (owner(model, name), name)
+        for model in reachable(RunConfig)
+        for name in model.model_fields
+        if name not in NOT_OPTIONS
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def read(tmp_path_factory) -> set[tuple[str, str]]:
+    """(class, field) of everything that short runs of four arms read."""
+    seen: set[tuple[str, str]] = set()
+
+    def recording(self: Config, name: str) -> Any:
+        if name in type(self).model_fields:
+            code = sys._getframe(1).f_code
+            file = Path(code.co_filename).name
+            if file not in NO_USE or (file, code.co_name) in USE:
+                seen.add((owner(type(self), name), name))
+        return object.__getattribute__(self, name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Config, "__getattribute__", recording, raising=False)
+        for arm, overrides in RUNS:
+            base = load_base(small_config(*overrides, arm=arm))
+            directory = RunDirectory.create(tmp_path_factory.mktemp(arm) / "run", base.config)
+            train(build(base), directory)
+    return seen
+
+
+def test_the_walk_reaches_the_whole_configuration():
+    names = {model.__name__ for model in reachable(RunConfig)}
+    assert {"RunSection", "Tether", "GaeLambda", "OptimizerConfig", "Dppo", "Categorical", "ReferenceContext"} <= names
+    assert len(FIELDS) > 45
+
+
+@pytest.mark.parametrize(("model", "name"), FIELDS)
+def test_every_option_is_read(read, model, name):
+    assert (model, name) in read, f"nothing reads {model}.{name}"
+
+
+def test_every_option_has_a_description():
+    undocumented = [
+        f"{model.__name__}.{name}"
+        for model in reachable(RunConfig)
+        for name, field in model.model_fields.items()
+        if name not in NOT_OPTIONS and model is not RunConfig and not (field.description or "").strip()
+    ]
+    assert undocumented == []
+
+
+def test_reading_is_told_from_not_reading(read):
+    assert ("RunConfig", "task") in read and ("Dppo", "no_such_option") not in read
+    assert not any(name in NOT_OPTIONS and model == "RunSection" for model, name in read)

@@ -1,0 +1,246 @@
+"""Every estimator, context and loss trains; the same seed gives the same numbers; failures are data."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from lecritique.config.losses import ValueLoss
+from lecritique.core.errors import ConfigurationError, DataError, DivergenceError, RoleFailure
+from lecritique.runtime.base_reward import base_reward
+from lecritique.runtime.build import build, load_base
+from lecritique.runtime.synchronous import train_step
+from lecritique.tasks.sudoku.environment import SudokuEnvironment
+from tests.integration.short_runs import small_config, small_parts, trained, without_clocks
+
+ESTIMATORS = {
+    "mean": ("estimator.type=mean",),
+    "mean, std": ("estimator={type='mean',scale='std'}",),
+    "leave_one_out": ("estimator.type=leave_one_out",),
+    "value": ("estimator.type=value",),
+    "value, lambda": ("estimator={type='value',gamma=0.99,gae_lambda=0.9}", "critic.value_target_lambda=0.8"),
+    "tether": ("estimator.type=tether",),
+    "tether, unclipped": ("estimator={type='tether',clip=false,decay=0.0}",),
+    "evpo": ("estimator.type=evpo",),
+    "evpo, lagged": ("estimator={type='evpo',lagged=true}",),
+}
+CONTEXTS = {
+    "clean": ("critic.context.type=none",),
+    "prefix": ("critic.context={type='reference',placement='system_prefix'}",),
+    "suffix": ("critic.context={type='reference',placement='user_suffix'}",),
+}
+POLICY_LOSSES = {
+    f"{name}, {reduction}": (*loss, f"policy.loss.reduction={reduction}")
+    for name, loss in {
+        "dppo": ("policy.loss.type=dppo",),
+        "reinforce": ("policy.loss.type=reinforce",),
+        "reinforce, ratio": ("policy.loss={type='reinforce',on_policy=false}",),
+    }.items()
+    for reduction in ("token_mean", "response_mean")
+}
+VALUE_LOSSES = {
+    "bce": ("critic.loss.type=bce",),
+    "categorical": ("critic.loss={type='categorical',low=-0.5,high=1.5,atoms=5}",),
+    "mse": ("critic.loss.type=mse",),
+}
+CRITICS = [name for name in ESTIMATORS if not name.startswith(("mean", "leave_one_out"))]
+GRID = [
+    *((name, "clean", policy, "bce") for name in ESTIMATORS if name not in CRITICS for policy in POLICY_LOSSES),
+    *itertools.product(CRITICS, CONTEXTS, ["dppo, token_mean"], VALUE_LOSSES),
+    *((name, "prefix", policy, "bce") for name in CRITICS for policy in POLICY_LOSSES if policy != "dppo, token_mean"),
+]
+
+
+@pytest.fixture(scope="module")
+def base():
+    """Loaded once; each test builds its own roles on a copy of the model."""
+    return load_base(small_config("run.save_rollouts_every=0"))
+
+
+def weights(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def moved(before: list[torch.Tensor], model: torch.nn.Module) -> float:
+    return max((a - b).abs().max().item() for a, b in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(("estimator", "context", "policy", "value"), GRID, ids=lambda name: name)
+def test_every_combination_trains_two_steps(estimator, context, policy, value):
+    overrides = (*ESTIMATORS[estimator], *CONTEXTS[context], *POLICY_LOSSES[policy], *VALUE_LOSSES[value])
+    parts = small_parts(*overrides)
+    before = weights(parts.learner.policy.model)
+    critic = parts.learner.values.trainer.model if parts.learner.values else None
+    critic_before = weights(critic) if critic else []
+    rows = trained(parts)
+    assert moved(before, parts.learner.policy.model) > 0
+    for row in rows:
+        assert all(math.isfinite(row[name]) for name in ("policy_loss", "policy_grad_norm", "advantage_std"))
+        assert row["sampler_gap_nats"] < 1e-4 and abs(row["ratio_mean"] - 1) < 1e-4  # on-policy
+    assert (estimator in CRITICS) == (critic is not None)
+    if critic:
+        assert moved(critic_before, critic) > 0
+        assert [row["value_version"] for row in rows] == [0, 1]
+        assert all(math.isfinite(row["value_loss"]) and row["value_loss"] > 0 for row in rows)
+        assert math.isfinite(rows[0]["value_bias"])
+    if estimator.startswith("tether"):
+        assert rows[0]["rho"] == 0 and rows[1]["rho"] != 0
+    assert rows[0]["advantage_std"] > 0.01, "the rewards do not differ inside any group: nothing was tested"
+
+
+def test_every_value_loss_is_in_the_grid():
+    kinds = {member.model_fields["type"].default for member in ValueLoss.__args__[0].__args__}
+    assert kinds == {"bce", "categorical", "mse"}
+
+
+def test_a_reasoning_gym_set_trains():
+    # The tiny model knows the symbols of Sudoku only: the questions are replaced, the scoring is real.
+    task = "task={type='reasoning_gym',dataset='leg_counting',rows=8,prompt_template='12 34'}"
+    rows = trained(small_parts(task, "sampling.max_turn_tokens=4", arm="pvf"))
+    assert [row["rollouts"] for row in rows] == [8, 8] and rows[1]["value_updates"] == 2
+    assert all(0 <= row["reward"] <= 1 and math.isfinite(row["policy_loss"]) for row in rows)
+
+
+@pytest.mark.parametrize("arm", ["mean", "tether", "pvf", "evpo"])
+def test_the_same_seed_gives_the_same_numbers_and_another_does_not(arm):
+    first, second, other = (without_clocks(trained(small_parts(f"run.seed={seed}", arm=arm))) for seed in (3, 3, 4))
+    assert first == second
+    assert first != other
+
+
+def test_arms_ask_the_same_rows_and_start_from_the_same_weights():
+    asked, start, heads = [], [], []
+    for arm in ("mean", "value", "tether"):
+        parts = small_parts("run.seed=5", arm=arm)
+        asked.append(parts.stream.groups(0, 40))
+        start.append(torch.cat([p.flatten() for p in weights(parts.learner.policy.model)]))
+        if parts.learner.values:
+            heads.append(parts.learner.values.trainer.model.head.weight.detach().clone())
+        parts.engine.close()
+    assert asked[0] == asked[1] == asked[2] and asked[0] != small_parts("run.seed=6", arm="mean").stream.groups(0, 40)
+    assert torch.equal(start[0], start[1]) and torch.equal(start[0], start[2]) and torch.equal(*heads)
+
+
+def test_the_first_batch_of_two_arms_is_the_same():
+    names = ("reward", "response_tokens", "truncated_fraction")
+    mean, tether = (trained(small_parts(arm=arm), steps=1)[0] for arm in ("mean", "tether"))
+    assert [mean[name] for name in names] == [tether[name] for name in names]
+
+
+def test_a_group_of_one_works_with_a_critic():
+    rows = trained(small_parts("rollout.group_size=1", "critic.warmup=discard", arm="value"))
+    assert rows[1]["value_updates"] == 2 and rows[0]["groups_dropped"] == 0 and rows[1]["policy_steps"] == 2
+
+
+@pytest.mark.parametrize(("arm", "warmup"), [("value", "discard"), ("value", "leave_one_out"), ("tether", "discard")])
+def test_warm_up_withholds_or_replaces_the_credit(arm, warmup):
+    parts = small_parts("critic.warmup_updates=2", f"critic.warmup={warmup}", "run.steps=4", arm=arm)
+    before = weights(parts.learner.policy.model)
+    rows, distances = [], []
+    for step in range(3):
+        rows.append(train_step(parts, step, None))
+        distances.append(moved(before, parts.learner.policy.model))
+    parts.engine.close()
+    withheld = [row["policy_batches_withheld"] for row in rows]
+    assert [row["value_version"] for row in rows] == [0, 1, 2]
+    if warmup == "discard":
+        assert withheld == [1, 2, 2] and distances[:2] == [0, 0] and distances[2] > 0
+        assert "policy_loss" not in rows[0] and "policy_loss" in rows[2]
+    else:
+        assert withheld == [0, 0, 0] and distances[0] > 0
+        cold = trained(small_parts(arm="leave_one_out"), steps=1)[0]
+        assert rows[0]["policy_loss"] == cold["policy_loss"] and rows[0]["advantage_std"] == cold["advantage_std"]
+
+
+def test_saved_options_of_the_task_are_whole_and_the_data_seed_is_the_runs():
+    options = load_base(small_config("run.seed=9")).config.task.options
+    assert options["seed"] == 0 and options["size"] == 4 and None not in options.values()  # the recipe says 0
+    from lecritique.config.load import Recipe, compose
+
+    own = Recipe(name="r", text="", tree={"task": {"type": "sudoku", "rows": 4}}, arms={}, default_arm="mean")
+    puzzles = {}
+    for seed in (1, 2):
+        loaded = load_base(compose(own, overrides=[f"run.seed={seed}"]))
+        assert loaded.config.task.options["seed"] == seed
+        puzzles[seed] = [loaded.environment.task(row).messages for row in range(4)]
+    assert puzzles[1] != puzzles[2]
+
+
+def test_the_base_reward_uses_seeds_of_its_own(base):
+    again = load_base(base.config)
+    assert base_reward(base, rollouts=16) == base_reward(again, rollouts=16)
+
+
+def failing(monkeypatch, when):
+    """Make the verifier of rollouts for which `when(count)` raise."""
+    count = itertools.count()
+    start = SudokuEnvironment.start
+
+    def broken(self, task):
+        episode, number = start(self, task), next(count)
+        if when(number):
+
+            def reply(text):
+                raise RuntimeError("the verifier crashed")
+
+            episode.reply = reply
+        return episode
+
+    monkeypatch.setattr(SudokuEnvironment, "start", broken)
+
+
+def test_failed_rollouts_are_counted_and_never_wrong(monkeypatch):
+    healthy = trained(small_parts(arm="mean"), steps=1)[0]
+    failing(monkeypatch, lambda number: number == 0)
+    row = trained(small_parts(arm="mean"), steps=1)[0]
+    assert row["rollouts_failed"] == 1 and row["rollouts"] == 8 and row["groups_dropped"] == 0
+    assert math.isfinite(row["policy_loss"]) and row["reward"] != healthy["reward"] * 7 / 8
+
+
+def test_a_group_that_shrinks_to_one_is_dropped_for_group_estimators_and_kept_for_a_critic(monkeypatch):
+    failing(monkeypatch, lambda number: number < 3)
+    assert trained(small_parts(arm="tether"), steps=1)[0]["groups_dropped"] == 1
+    failing(monkeypatch, lambda number: number < 3)
+    assert trained(small_parts(arm="value"), steps=1)[0]["groups_dropped"] == 0
+
+
+def test_too_many_failures_stop_the_run(monkeypatch):
+    failing(monkeypatch, lambda number: number < 5)
+    with pytest.raises(RoleFailure, match=r"5 of 8 rollouts failed .*'rollout.max_failed_fraction' = 0.5"):
+        trained(small_parts(arm="mean"))
+
+
+def test_nothing_left_is_an_empty_batch_not_a_crash(monkeypatch):
+    failing(monkeypatch, lambda number: True)
+    for arm in ("mean", "tether"):
+        rows = trained(small_parts("rollout.max_failed_fraction=1.0", arm=arm))
+        assert [row["policy_batches_empty"] for row in rows] == [1, 2]
+        assert math.isnan(rows[1]["reward"]) and rows[1]["policy_steps"] == 0
+
+
+def test_prompts_over_the_limit_are_a_matter_of_the_data():
+    with pytest.raises(DataError, match="budget"):
+        trained(small_parts("sampling.max_total_tokens=4", arm="mean"))
+
+
+@pytest.mark.parametrize(
+    "overrides", [("policy.optimizer.learning_rate=1e30",), ("critic.optimizer.learning_rate=1e30",)]
+)
+def test_divergence_is_an_error_of_its_own(overrides):
+    with pytest.raises(DivergenceError):
+        trained(small_parts(*overrides, "run.steps=6", arm="value"), steps=6)
+
+
+def test_a_context_that_the_task_cannot_give_is_refused_before_anything_starts():
+    task = "task={type='reasoning_gym',dataset='chain_sum',rows=4}"
+    with pytest.raises(DataError, match="worked solution"):
+        load_base(small_config(task, "critic.context={type='reference',content='solution'}", arm="value"))
+    load_base(small_config(task, "critic.context={type='reference',content='solution'}", arm="mean"))
+
+
+def test_a_critic_that_cannot_hold_the_rewards_is_refused():
+    with pytest.raises(ConfigurationError, match=r"critic\.loss\.type"):
+        build(load_base(small_config("critic.loss={type='categorical',low=0.2,high=1.0}", arm="value")))
