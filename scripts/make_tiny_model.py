@@ -23,10 +23,15 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from lecritique.core.ids import GroupId
+from lecritique.core.rollout import GroupRequest, Rollout, Sampling
 from lecritique.core.seeds import derive_seed
 from lecritique.core.task import Message, Task
 from lecritique.critic.templates import placed_text, reference_text
 from lecritique.models.chat import ChatRenderer
+from lecritique.models.weights import MemoryWeightStore
+from lecritique.rollout.collect import collect
+from lecritique.rollout.engine import EmbeddedEngine
 from lecritique.tasks.protocol import Environment
 from lecritique.tasks.registry import load_environment
 
@@ -59,7 +64,8 @@ class Source:
     options: Mapping[str, Any]
     measured_options: Mapping[str, Any]
     rows: int
-    per_step: tuple[int, int]
+    per_step: tuple[int, ...]
+    checked_per_step: int
     placements: tuple[str | None, ...]
     max_turn_tokens: int
 
@@ -72,10 +78,10 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """Token ids and which of them the policy would have sampled."""
+    """Token ids, and what is to be predicted in the place of each (NO_TARGET: nothing)."""
 
     token_ids: list[int]
-    is_action: list[bool]
+    targets: list[int]
 
 
 def sources() -> tuple[Source, ...]:
@@ -88,7 +94,8 @@ def sources() -> tuple[Source, ...]:
             options={**sudoku, "form": "single_turn", "min_empty": 4, "max_empty": 11},
             measured_options={**sudoku, "form": "single_turn", "min_empty": 10, "max_empty": 10},
             rows=60_000,
-            per_step=(24, 12),
+            per_step=(24, 32),
+            checked_per_step=48,
             placements=OFTEN_PLAIN,
             max_turn_tokens=18,
         ),
@@ -98,7 +105,8 @@ def sources() -> tuple[Source, ...]:
             options={**sudoku, "form": "multi_turn", "min_empty": 4, "max_empty": 10},
             measured_options={**sudoku, "form": "multi_turn", "min_empty": 10, "max_empty": 10},
             rows=60_000,
-            per_step=(48, 40),
+            per_step=(48, 24),
+            checked_per_step=16,
             placements=SELDOM_PLAIN,
             max_turn_tokens=3,
         ),
@@ -108,15 +116,19 @@ def sources() -> tuple[Source, ...]:
             options=CHAIN_SUM,
             measured_options=CHAIN_SUM,
             rows=2_500,
-            per_step=(16, 96),
+            per_step=(16, 64),
+            checked_per_step=8,
             placements=OFTEN_PLAIN,
             max_turn_tokens=6,
         ),
     )
 
 
-# Steps and peak learning rate. Sums are learnt late, once copying and Sudoku work, hence a phase of their own.
-PHASES = ((540, 6e-3), (180, 3e-3))
+# Steps and peak learning rate. Sums are learnt late, once copying and Sudoku work, and so is checking a dialogue
+# against the reference: both have their weight in the second phase.
+PHASES = ((540, 6e-3), (700, 4e-3))
+CHECKING_PHASE = 1
+NO_TARGET = -100
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -176,17 +188,17 @@ def gold_example(renderer: ChatRenderer, environment: Environment, task: Task, p
     episode = environment.start(task)
     messages = list(task.messages)
     ids = opening_ids(renderer, task, placement)
-    is_action = [False] * len(ids)
+    targets = [NO_TARGET] * len(ids)
     while True:
         answer = environment.gold(task, messages)
         turn = [*renderer.encode_text(answer), END_ID]
-        ids, is_action = ids + turn, is_action + [True] * len(turn)
+        ids, targets = ids + turn, targets + turn
         reply = episode.reply(answer)
         if reply.done:
-            return Example(token_ids=ids, is_action=is_action)
+            return Example(token_ids=ids, targets=targets)
         messages += [Message(role="assistant", content=answer), *reply.messages]
         longer = renderer.extend(ids, reply.messages).tolist()
-        is_action += [False] * (len(longer) - len(ids))
+        targets += [NO_TARGET] * (len(longer) - len(ids))
         ids = longer
 
 
@@ -219,14 +231,84 @@ class ExampleStream:
         return gold_example(self._renderer, self._environment, task, placement)
 
 
+def checked_example(renderer: ChatRenderer, environment: Environment, rollout: Rollout, placement: str) -> Example:
+    """A sampled dialogue read beside the reference: the gold token up to the first departure, then the end token.
+
+    So a reader of the reference has to notice the first token that departs from it, and to remember that.
+    """
+    ids: list[int] = []
+    targets: list[int] = []
+    messages: list[Message] = []
+    departed = False
+    for turn in rollout.turns:
+        messages += turn.messages
+        gold = [*renderer.encode_text(environment.gold(rollout.task, messages)), END_ID]
+        sampled = turn.completion.token_ids.tolist()
+        ids += [*turn.given_ids.tolist(), *sampled]
+        targets += [NO_TARGET] * len(turn.given_ids)
+        for place, token in enumerate(sampled):
+            targets.append(END_ID if departed or place >= len(gold) else gold[place])
+            departed = departed or place >= len(gold) or token != gold[place]
+        messages.append(Message(role="assistant", content=turn.text))
+    opening = opening_ids(renderer, rollout.task, placement)
+    plain = len(renderer.render_prompt(rollout.task.messages))
+    return Example(token_ids=opening + ids[plain:], targets=[NO_TARGET] * len(opening) + targets[plain:])
+
+
+class CheckedStream:
+    """Dialogues that the model itself samples, refreshed as it changes, each with the reference in its context."""
+
+    # Dialogues sampled at once, and steps until the next ones.
+    _POOL, _REFRESH = 512, 40
+
+    def __init__(self, source: Source, renderer: ChatRenderer, model: Qwen3ForCausalLM) -> None:
+        self.label = f"{source.label} checked"
+        self._source, self._renderer, self._model = source, renderer, model
+        self._environment = source.environment(measured=False, rows=source.rows)
+        self._random = np.random.default_rng(derive_seed(TRAIN_SEED, f"tiny.checked.{source.label}"))
+        self._pool: list[Rollout] = []
+        self._steps = 0
+
+    def take_step(self) -> list[Example]:
+        """The checked examples of the next training step."""
+        if self._steps % self._REFRESH == 0:
+            self._pool = self._sampled()
+        self._steps += 1
+        chosen = self._random.choice(len(self._pool), size=self._source.checked_per_step, replace=False)
+        return [
+            checked_example(self._renderer, self._environment, self._pool[index], PLACEMENTS[1 + place % 2] or "")
+            for place, index in enumerate(chosen)
+        ]
+
+    def _sampled(self) -> list[Rollout]:
+        store = MemoryWeightStore()
+        engine = EmbeddedEngine(self._model, store, max_rows=128, chunk_tokens=32, prefill_tokens=16384)
+        rows = self._random.choice(len(self._environment), size=self._POOL, replace=False).tolist()
+        requests = [
+            GroupRequest(
+                group_id=GroupId(row, self._steps),
+                task=self._environment.task(row),
+                group_size=1,
+                sampling=Sampling(),
+                max_turn_tokens=self._source.max_turn_tokens,
+                max_total_tokens=CONTEXT_LENGTH,
+                seed=TRAIN_SEED,
+            )
+            for row in rows
+        ]
+        groups = collect(requests, environment=self._environment, renderer=self._renderer, engine=engine)
+        engine.close()
+        return [rollout for group in groups for rollout in group if rollout.turns]
+
+
 def nll_sum(model: Qwen3ForCausalLM, examples: Sequence[Example]) -> tuple[torch.Tensor, int]:
-    """Sum of the negative log-likelihood of the action tokens in nats, and their number."""
+    """Sum of the negative log-likelihood of the targets in nats, and their number."""
     tokens_BL = padded([e.token_ids for e in examples], PAD_ID)
-    action_BL = padded([e.is_action for e in examples], False)
-    chosen = action_BL[:, 1:]
+    targets_BL = padded([e.targets for e in examples], NO_TARGET)[:, 1:]
+    chosen = targets_BL != NO_TARGET
     hidden_BLD = model.model(input_ids=tokens_BL[:, :-1], use_cache=False).last_hidden_state
     logits_NV = model.lm_head(hidden_BLD[chosen])
-    total = torch.nn.functional.cross_entropy(logits_NV, tokens_BL[:, 1:][chosen], reduction="sum")
+    total = torch.nn.functional.cross_entropy(logits_NV, targets_BL[chosen], reduction="sum")
     return total, int(chosen.sum())
 
 
@@ -240,7 +322,7 @@ def optimizers(model: Qwen3ForCausalLM, rate: float) -> list[torch.optim.Optimiz
     ]
 
 
-def train(model: Qwen3ForCausalLM, streams: Sequence[ExampleStream], steps: int, peak_rate: float) -> None:
+def train(model: Qwen3ForCausalLM, streams: Sequence[ExampleStream | CheckedStream], steps: int, peak_rate: float) -> None:
     """Train on gold dialogues with warm-up and cosine decay; the loss is the mean over all action tokens of a step."""
     parts = optimizers(model, peak_rate)
     model.train()
@@ -251,7 +333,7 @@ def train(model: Qwen3ForCausalLM, streams: Sequence[ExampleStream], steps: int,
             optimizer.param_groups[0]["lr"] = rate
             optimizer.zero_grad(set_to_none=True)
         batches = [stream.take_step() for stream in streams]
-        all_tokens = sum(sum(example.is_action) for batch in batches for example in batch)
+        all_tokens = sum(t != NO_TARGET for batch in batches for example in batch for t in example.targets)
         report = []
         for stream, batch in zip(streams, batches, strict=True):
             total, count = nll_sum(model, batch)
@@ -316,7 +398,8 @@ def gold_token_probability(
     tasks = [environment.task(row) for row in range(episodes)]
     examples = [gold_example(renderer, environment, task, placement) for task in tasks]
     tokens_BL = padded([e.token_ids for e in examples], PAD_ID)
-    chosen = padded([e.is_action for e in examples], False)[:, 1:] & (tokens_BL[:, 1:] != END_ID)
+    targets_BL = padded([e.targets for e in examples], NO_TARGET)[:, 1:]
+    chosen = (targets_BL != NO_TARGET) & (targets_BL != END_ID)
     probability_BLV = model(input_ids=tokens_BL).logits[:, :-1].softmax(-1)
     return float(probability_BLV.gather(-1, tokens_BL[:, 1:, None])[..., 0][chosen].mean())
 
@@ -343,7 +426,10 @@ def main() -> None:
     model = make_model(tokenizer)
     mix = sources()
     for phase, (steps, peak_rate) in enumerate(PHASES):
-        train(model, [ExampleStream(source, renderer, phase) for source in mix], steps, peak_rate)
+        streams: list[ExampleStream | CheckedStream] = [ExampleStream(source, renderer, phase) for source in mix]
+        if phase == CHECKING_PHASE:
+            streams += [CheckedStream(source, renderer, model) for source in mix]
+        train(model, streams, steps, peak_rate)
         # The folder holds bfloat16: measure what users get. Each phase starts from what could be a saved folder.
         model = model.to(torch.bfloat16).to(torch.float32)
     table = measured_rows(model, renderer, mix, arguments.episodes)

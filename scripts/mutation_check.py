@@ -63,8 +63,8 @@ def mutated(mutation: Mutation, root: Path = ROOT) -> str:
     return changed
 
 
-def suite_of(file: str) -> list[str]:
-    """Test files that import a module, those named after it first."""
+def suite_of(file: str, root: Path = ROOT) -> list[str]:
+    """Test files below `root` that import a module, those named after it first."""
     module = file.removesuffix(".py").replace("/", ".")
     parent, _, name = module.rpartition(".")
     # precision.py has no tests of its own: whatever imports the equations tests it.
@@ -76,10 +76,10 @@ def suite_of(file: str) -> list[str]:
     pattern = re.compile("|".join(f"(?:{text})" for text in wanted))
     found = []
     for place in _TESTS:
-        path = ROOT / place
+        path = root / place
         for test in sorted(path.glob("test_*.py")) if path.is_dir() else [path]:
             if pattern.search(test.read_text()) or imports_a_helper(test, pattern):
-                found.append(str(test.relative_to(ROOT)))
+                found.append(str(test.relative_to(root)))
     room = file.split("/")[1]
     unit = f"tests/unit/{room}"
     return sorted(found, key=lambda test: (name not in test, unit not in test, "tests/unit" not in test, test))
@@ -104,22 +104,14 @@ def run(chosen: Sequence[Mutation]) -> int:
         for name in ("lecritique", "tests"):
             shutil.copytree(ROOT / name, copy / name, ignore=skipped)
         shutil.copy(ROOT / "pyproject.toml", copy)
-        everything = list(dict.fromkeys(test for m in chosen for test in suite_of(m.file)))
+        everything = list(dict.fromkeys(test for m in chosen for test in suite_of(m.file, copy)))
         code, by, output = suite(copy, everything, log=copy / "log")
         if code != 0:
             print(f"without a mutation the tests fail already ({by}):\n{output[-3000:]}")
             return 1
         for number, mutation in enumerate(chosen, start=1):
-            tests = suite_of(mutation.file)
-            target = copy / mutation.file
-            original = target.read_text()
-            target.write_text(mutated(mutation, copy))
             begun = time.monotonic()
-            # Nearly all fall to the module's own tests; collecting the others costs more than running these.
-            code, by, _ = suite(copy, tests[:1], log=copy / "log")
-            if code == 0 and len(tests) > 1:
-                code, by, _ = suite(copy, tests[1:], log=copy / "log")
-            target.write_text(original)
+            code, by = plant(mutation, copy)
             verdict = "killed" if code != 0 else "explained" if mutation.equivalent else "SURVIVED"
             counts[verdict] += 1
             if verdict == "SURVIVED":
@@ -134,10 +126,28 @@ def run(chosen: Sequence[Mutation]) -> int:
     return 1 if unexplained else 0
 
 
+def plant(mutation: Mutation, copy: Path) -> tuple[int, str]:
+    """Run the tests of a mutated module in the copy, and put the module back: exit code and the first failing test."""
+    target, tests = copy / mutation.file, suite_of(mutation.file, copy)
+    original = target.read_text()
+    target.write_text(mutated(mutation, copy))
+    try:
+        # Nearly all fall to the module's own tests; collecting the others costs more than running these.
+        code, by, _ = suite(copy, tests[:1], log=copy / "log")
+        if code == 0 and len(tests) > 1:
+            code, by, _ = suite(copy, tests[1:], log=copy / "log")
+    finally:
+        target.write_text(original)
+    return code, by
+
+
 def suite(copy: Path, tests: Sequence[str], *, log: Path) -> tuple[int, str, str]:
     """Run tests of the copy in a forked process: exit code, the first failing test, and the output.
 
     The parent has imported torch and never the package, so a fork starts in milliseconds with a fresh package.
+
+    Raises:
+        RuntimeError: pytest stopped without a failing test.
     """
     child = os.fork()
     if child == 0:
@@ -145,7 +155,11 @@ def suite(copy: Path, tests: Sequence[str], *, log: Path) -> tuple[int, str, str
     code = _waited(child)
     output = log.read_text(errors="replace")
     caught = _CAUGHT.search(output)
-    by = "" if code == 0 else "ran past its limit" if code < 0 else caught[1] if caught else f"pytest exit {code}"
+    if code > 0 and caught is None:
+        raise RuntimeError(
+            f"the tests did not run (exit code {code}), which is not the same as failing:\n{output[-3000:]}"
+        )
+    by = "" if code == 0 else "ran past its limit" if code < 0 else str(caught and caught[1])
     return code, by, output
 
 

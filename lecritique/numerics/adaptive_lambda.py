@@ -124,5 +124,5 @@ def adaptive_lambda(error_share: float, length: float, *, bias_weight: float = 1
         return 1.0
     if not 0.0 <= error_share <= 1.0:
         raise ValueError(f"error_share must be in [0, 1], got {error_share}")
-    kept = bias_weight * error_share / (bias_weight * error_share + 1.0 - error_share)
+    kept = bias_weight * error_share / (bias_weight * error_share + (1.0 - error_share))
     return float(kept ** (2.0 / max(length - 1.0, 2.0)))

@@ -316,31 +316,36 @@ def _gae_rows(
 
 
 def _lambda_returns(rewards_BT: Tensor, next_values_BT: Tensor, *, gamma: float, lambda_B: Tensor) -> Tensor:
-    """G_t = r_t + gamma ((1 - lambda) V_{t+1} + lambda G_{t+1}), with G = V after the last token: [B, T].
+    """G_t = r_t + gamma ((1 - lambda) V_{t+1} + lambda G_{t+1}), with G = V after the last token: [B, T]."""
+    lambda_B1 = lambda_B[:, None]
+    steps_BT = rewards_BT + (gamma * (1.0 - lambda_B1)).to(rewards_BT.dtype) * next_values_BT
+    return _recursion(steps_BT, gamma * lambda_B1, next_values_BT[:, -1:])
+
+
+def _recursion(steps_BT: Tensor, decay_B1: Tensor, after_last_B1: Tensor) -> Tensor:
+    """G_t = steps_t + decay G_{t+1}, with G = `after_last_B1` behind the last token: [B, T]. `decay_B1` is float64.
 
     In blocks counted from the end, n tokens before the end of its block and c the first G behind it:
 
-        G_t = (the recursion inside the block, started from 0)_t + (gamma lambda)^n c
+        G_t = (the recursion inside the block, started from 0)_t + decay^n c
 
-    Every operation is elementwise and the blocks do not depend on what stands in front, so the result of a row
-    does not depend on its padding or on its neighbours, to the last bit.
+    and the first G of the blocks follow from the same recursion over blocks. Every operation is elementwise and the
+    blocks do not depend on what stands in front, so the result of a row does not depend on its padding or on its
+    neighbours, to the last bit.
     """
-    time, dtype = rewards_BT.shape[-1], rewards_BT.dtype
+    time, dtype = steps_BT.shape[-1], steps_BT.dtype
     block = min(_BLOCK_TOKENS, time)
     blocks = -(-time // block)
     in_front = blocks * block - time
-    lam_B1 = lambda_B[:, None]
-    steps_BT = rewards_BT + (gamma * (1.0 - lam_B1)).to(dtype) * next_values_BT
     # [block, B, blocks]: the same token of every block is contiguous.
     inside = pad(steps_BT, (in_front, 0)).reshape(-1, blocks, block).movedim(-1, 0).contiguous()
-    decay = (gamma * lam_B1).expand(block, -1, -1)
-    powers = decay.cumprod(0).flip(0).to(dtype)
-    decay_B1 = decay[0].to(dtype)
-    tokens = inside.unbind(0)
+    tokens, decay = inside.unbind(0), decay_B1.to(dtype)
     for n in reversed(range(block - 1)):
-        tokens[n].add_(decay_B1 * tokens[n + 1])
-    carries = [next_values_BT[:, -1:]]
-    for first in reversed(torch.split(inside[0], 1, dim=-1)[1:]):
-        carries.append(first + powers[0] * carries[-1])
-    inside += powers * torch.cat(carries[::-1], dim=-1)
+        tokens[n].add_(decay * tokens[n + 1])
+    powers = decay_B1.expand(block, -1, -1).cumprod(0).flip(0)
+    behind = after_last_B1
+    if blocks > 1:
+        firsts = _recursion(tokens[0].clone(), powers[0], after_last_B1)
+        behind = torch.cat([firsts[:, 1:], after_last_B1], dim=-1)
+    inside += powers.to(dtype) * behind
     return inside.movedim(0, -1).flatten(-2)[:, in_front:]

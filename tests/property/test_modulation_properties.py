@@ -104,7 +104,7 @@ def test_whitening_forgets_shift_and_scale_and_merges(rows: torch.Tensor, shift:
     for part in (slice(0, cut), slice(cut, None)):
         whole = whole.merge(advantage_moments(advantages[part], mask[part]))
     assert torch.allclose(whiten(advantages, mask, whole), found, atol=1e-9)
-    assert torch.equal(found.argsort(stable=True), advantages.argsort(stable=True))
+    assert (found[advantages.argsort()].diff() >= 0).all()
 
 
 @fast
@@ -197,9 +197,12 @@ def test_adaptive_lambda_rises_with_the_critics_error_with_length_and_with_the_w
 ) -> None:
     low, high = sorted((one, other))
     lam = adaptive_lambda(low, length, bias_weight=weight)
-    assert 0.0 <= lam <= adaptive_lambda(high, length, bias_weight=weight) <= 1.0
-    assert lam <= adaptive_lambda(low, 2 * length, bias_weight=weight)
-    assert lam <= adaptive_lambda(low, length, bias_weight=2 * weight)
+    assert 0.0 <= lam <= 1.0
+    rounding = 1e-15
+    assert lam <= adaptive_lambda(high, length, bias_weight=weight) + rounding
+    assert lam <= adaptive_lambda(low, 2 * length, bias_weight=weight) + rounding
+    assert lam <= adaptive_lambda(low, length, bias_weight=2 * weight) + rounding
+    assert adaptive_lambda(1.0, length, bias_weight=weight) == 1.0
     assert adaptive_lambda(0.0, length) == 0.0
     assert adaptive_lambda(1.0, length) == 1.0
 

@@ -60,7 +60,7 @@ def test_lambdas_of_another_shape_or_range_are_refused() -> None:
                 gae(*inputs, **{"gamma": 1.0, "gae_lambda": 1.0, "value_target_lambda": 1.0} | {name: bad})
 
 
-@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 127, 128, 129, 500])
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 127, 128, 129, 500, 4096, 4097, 9000])
 @pytest.mark.parametrize("lam", [1.0, 0.9998881543592094, 0.95, 0.0])
 def test_blocks_equal_one_long_recursion(length: int, lam: float, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = batch(3, length)
@@ -80,6 +80,24 @@ def test_the_number_of_rows_at_once_changes_no_bit(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(module, "_CACHED_TOKENS", tokens)
         for expected, found in zip(whole, gae(*inputs, bootstrap_value=bootstrap, **factors), strict=True):
             assert torch.equal(expected, found)
+
+
+@pytest.mark.parametrize("front", [1, 100, 4000, 9000])
+def test_padding_in_front_changes_no_bit_of_a_long_row(front: int) -> None:
+    rewards, values, _ = batch(2, 300)
+    mask = torch.ones(2, 300, dtype=torch.bool)
+    factors = {"gamma": 0.999, "gae_lambda": 0.97, "value_target_lambda": 1.0, "bootstrap_value": 0.3}
+    alone = gae(rewards, values, mask, **factors)
+    junk = torch.full((2, front), math.nan, dtype=F64)
+    longer = [
+        torch.cat([junk.to(c.dtype) if c.dtype == F64 else junk.isfinite(), c], -1) for c in (rewards, values, mask)
+    ]
+    for expected, found in zip(alone, gae(*longer, **factors), strict=True):
+        assert torch.equal(found[:, front:], expected)
+    # Action tokens in front change nothing behind them either.
+    ahead = [torch.cat([c[:, :1].expand(2, front), c], -1) for c in (rewards, values, mask)]
+    for expected, found in zip(alone, gae(*ahead, **factors), strict=True):
+        assert torch.equal(found[:, front:], expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])

@@ -104,7 +104,9 @@ def test_score_norm_optimum_by_hand_and_as_the_least_second_moment() -> None:
         return float((norms * (y - rho * x).square()).mean())
 
     assert second_moment(best) < min(second_moment(best - 1e-3), second_moment(best + 1e-3))
-    assert score_norm_optimum(torch.tensor([1.0, 1.0]), torch.tensor([1.0, 0.0]), torch.tensor([3.0, 1.0])) == pytest.approx(0.75)
+    assert score_norm_optimum(
+        torch.tensor([1.0, 1.0]), torch.tensor([1.0, 0.0]), torch.tensor([3.0, 1.0])
+    ) == pytest.approx(0.75)
 
 
 def test_equal_scores_are_the_plain_fit_and_scale_changes_nothing() -> None:
