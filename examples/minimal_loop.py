@@ -66,9 +66,7 @@ class Episode:
     logprobs: np.ndarray
     turns: int = 0
     reward: float | None = None
-    values: np.ndarray | None = None
-    advantages: np.ndarray | None = None
-    targets: np.ndarray | None = None
+    values = advantages = targets = None  # arrays once scored and credited
 
     def append(self, ids: np.ndarray, logprobs: np.ndarray | None) -> None:
         """Add tokens: sampled ones with their log-probs, or given ones."""
@@ -80,20 +78,16 @@ class Episode:
 
 def play(environment, renderer: ChatRenderer, sampler: Sampler, groups, s: Settings) -> list[Episode]:
     """Play `s.group` episodes of every group; no sampled token is ever encoded again."""
-    episodes: dict[str, Episode] = {}
-    players, every = {}, []
+    episodes, players, every = {}, {}, []
 
     def ask(episode: Episode) -> None:
         group, member = episode.rollout_id
         request_id = f"{episode.rollout_id}.{episode.turns}"
         episodes[request_id] = episode
-        seed = derive_seed(s.seed, "sample", row=group.row, attempt=group.attempt, member=member, turn=episode.turns)
-        sampler.add(
-            GenerateRequest(
-                request_id=request_id, sequence_id=episode.rollout_id, token_ids=episode.ids, seed=seed,
-                max_new_tokens=s.turn_tokens, stop_ids=renderer.stop_ids, sampling=Sampling(),
-            )
-        )  # fmt: skip
+        turn = {"row": group.row, "attempt": group.attempt, "member": member, "turn": episode.turns}
+        limits = {"max_new_tokens": s.turn_tokens, "stop_ids": renderer.stop_ids, "sampling": Sampling()}
+        ids = {"request_id": request_id, "sequence_id": episode.rollout_id, "token_ids": episode.ids}
+        sampler.add(GenerateRequest(**ids, **limits, seed=derive_seed(s.seed, "sample", **turn)))
 
     for group in groups:
         task = environment.task(group.row)
@@ -142,10 +136,8 @@ def credit(episodes: list[Episode], s: Settings, arm: str, rho: float) -> Tether
         ).tolist()
         for e, baseline in zip(group, baselines, strict=True):
             mask, values_T = torch.from_numpy(e.mask), torch.from_numpy(e.values)
-            gae_T, targets_T = gae(
-                terminal_rewards(torch.tensor(e.reward, dtype=torch.float64), mask), values_T, mask,
-                gamma=1.0, gae_lambda=1.0, value_target_lambda=1.0,
-            )  # fmt: skip
+            rewards_T = terminal_rewards(torch.tensor(e.reward, dtype=torch.float64), mask)
+            gae_T, targets_T = gae(rewards_T, values_T, mask, gamma=1.0, gae_lambda=1.0, value_target_lambda=1.0)
             sums = sums.merge(tether_sums(*tether_pairs(gae_T, values_T, baseline, mask)))
             if arm in ("value", "pvf"):
                 advantages_T = gae_T
@@ -160,7 +152,7 @@ def credit(episodes: list[Episode], s: Settings, arm: str, rho: float) -> Tether
 def update(model, optimizer: torch.optim.Optimizer, rows: list[TokenRow], token_losses, s: Settings) -> float:
     """One optimizer step, token mean over the whole batch whatever the micro-batches; returns the loss."""
     action_tokens, total = sum(int(row.mask.sum()) for row in rows), 0.0
-    optimizer.zero_grad(set_to_none=True)
+    optimizer.zero_grad()
     for micro in in_micro_batches(rows, max_tokens=s.micro_tokens, device=model.device):
         loss_N = token_losses(micro)
         loss = token_mean(loss_N, torch.ones_like(loss_N, dtype=torch.bool), action_tokens=action_tokens)
@@ -211,11 +203,10 @@ def train(s: Settings, options: dict) -> Iterator[dict[str, float]]:
         sampler.forget_cache()
         episodes = play(environment, renderer, sampler, stream.groups(step * groups, groups), s)
         rows = [critic_row(e, renderer, s.arm == "pvf") for e in episodes]
-        scored = values(critic, rows, max_tokens=s.micro_tokens) if uses_critic else [None] * len(rows)
+        scored = values(critic, rows, max_tokens=s.micro_tokens) if uses_critic else [0.0] * len(rows)
         for e, values_N in zip(episodes, scored, strict=True):
             e.values = np.zeros(len(e.ids))
-            if values_N is not None:
-                e.values[e.mask] = values_N
+            e.values[e.mask] = values_N
 
         warm = not uses_critic or updates >= s.warmup_updates
         sums = credit(episodes, s, s.arm if warm else "leave_one_out", rho)
@@ -223,7 +214,6 @@ def train(s: Settings, options: dict) -> Iterator[dict[str, float]]:
         if s.arm == "tether" and warm:
             rho = tether_ema(rho, tether_fit(sums), decay=s.decay)
         figures["policy_loss"] = policy_update(policy, policy_adam, episodes, s)
-        sampler.version += 1
         if not uses_critic:
             yield figures
             continue
@@ -254,8 +244,7 @@ if __name__ == "__main__":
     parser.add_argument("--arm", default="tether", choices=("mean", "leave_one_out", "value", "pvf", "tether"))
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    settings = Settings(**vars(parser.parse_args()))
     torch.set_num_threads(1)
-    settings = Settings(arm=arguments.arm, steps=arguments.steps, seed=arguments.seed)
     for number, row in enumerate(train(settings, {"min_empty": 10, "max_empty": 10, "rows": 2000, "seed": 0})):
         print(f"step {number:3d}  " + "  ".join(f"{key} {value:.4f}" for key, value in row.items()), flush=True)

@@ -301,6 +301,9 @@ class CheckedStream:
         return [rollout for group in groups for rollout in group if rollout.turns]
 
 
+Stream = ExampleStream | CheckedStream
+
+
 def nll_sum(model: Qwen3ForCausalLM, examples: Sequence[Example]) -> tuple[torch.Tensor, int]:
     """Sum of the negative log-likelihood of the targets in nats, and their number."""
     tokens_BL = padded([e.token_ids for e in examples], PAD_ID)
@@ -322,7 +325,7 @@ def optimizers(model: Qwen3ForCausalLM, rate: float) -> list[torch.optim.Optimiz
     ]
 
 
-def train(model: Qwen3ForCausalLM, streams: Sequence[ExampleStream | CheckedStream], steps: int, peak_rate: float) -> None:
+def train(model: Qwen3ForCausalLM, streams: Sequence[Stream], steps: int, peak_rate: float) -> None:
     """Train on gold dialogues with warm-up and cosine decay; the loss is the mean over all action tokens of a step."""
     parts = optimizers(model, peak_rate)
     model.train()
@@ -426,7 +429,7 @@ def main() -> None:
     model = make_model(tokenizer)
     mix = sources()
     for phase, (steps, peak_rate) in enumerate(PHASES):
-        streams: list[ExampleStream | CheckedStream] = [ExampleStream(source, renderer, phase) for source in mix]
+        streams: list[Stream] = [ExampleStream(source, renderer, phase) for source in mix]
         if phase == CHECKING_PHASE:
             streams += [CheckedStream(source, renderer, model) for source in mix]
         train(model, streams, steps, peak_rate)

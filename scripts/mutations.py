@@ -177,7 +177,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "numerics/fusion",
         ("widen(teacher_logprobs_N.detach()) - widen(logprobs_N.detach())", "widen(logprobs_N.detach()) - widen(teacher_logprobs_N.detach())"),
         (".exp().clamp(1.0 - eps_w, 1.0 + eps_w)", ".exp().clamp(0.0, 1.0 + eps_w)"),
-        ("return (advantages_N.detach() > 0) &", "return (advantages_N.detach() >= 0) &", "an advantage of 0 is 0 whatever the gate says"),
+        ("return (advantages_N.detach() > 0) &", "return (advantages_N.detach() >= 0) &"),
         (".tanh().abs() > delta)", ".tanh() > delta)"),
         ("(widen(gap_N.detach()) / tau)", "(widen(gap_N.detach()) * tau)"),
         ("scaled = torch.where(fusion_gate(advantages, gap, tau=tau, delta=delta), scaled, advantages)", "scaled = torch.where(fusion_gate(advantages, gap, tau=tau, delta=delta), advantages, scaled)"),

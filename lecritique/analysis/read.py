@@ -117,7 +117,7 @@ def load_run(directory: str | Path) -> Run:
     status = _json_object(path / "status.json") or {}
     steps, metrics = _read_metrics(path / "metrics.jsonl")
     seed = nested(config, "run", "seed")
-    arm = nested(config, "run", "arm") or nested(config, "estimator", "type") or path.name
+    arm = nested(config, "preset") or nested(config, "estimator", "type") or path.name
     return Run(
         path=path,
         arm=str(arm),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from lecritique.config.base import Config
 
@@ -18,7 +19,70 @@ class GaeLambda(Config):
     """Action tokens between the first token and the reward."""
 
 
-Lambda = Annotated[float, Field(ge=0, le=1)] | GaeLambda
+class LengthLambda(Config):
+    """A lambda of each response's own: max(0, 1 - 1 / (alpha T)) for T action tokens (arXiv:2504.05118)."""
+
+    alpha: float = Field(gt=0)
+    """Share of the response over which credit reaches; the source has 0.05."""
+
+
+class AdaptiveLambda(Config):
+    """A lambda for each batch from how accurate the critic was on earlier ones (ours; numerics.adaptive_lambda).
+
+    1 until something is measured. Needs gamma 1 and groups, whose returns say what no critic can know.
+    """
+
+    bias_weight: float = Field(gt=0)
+    """How much worse bias is than variance; 1 minimises the squared error of one token's credit."""
+    open_share: float = Field(0.5, ge=0, le=1)
+    """Part of the return's variance within a group that is still open at an average token."""
+    decay: float = Field(0.9, ge=0, lt=1)
+    """What earlier batches weigh in the running means, per batch."""
+
+
+def _branch(*tables: type[Config]) -> Callable[[Any], str]:
+    """Which form of a lambda is meant: that of `tables` which knows the most of its keys, else the number."""
+
+    def chosen(value: Any) -> str:
+        if isinstance(value, Config):
+            return type(value).__name__
+        if not isinstance(value, Mapping):
+            return "number"
+        return max(tables, key=lambda table: len(value.keys() & table.model_fields.keys())).__name__
+
+    return chosen
+
+
+_Number = Annotated[float, Field(ge=0, le=1), Tag("number")]
+_Calibrated = Annotated[GaeLambda, Tag("GaeLambda")]
+_ByLength = Annotated[LengthLambda, Tag("LengthLambda")]
+_Adaptive = Annotated[AdaptiveLambda, Tag("AdaptiveLambda")]
+TargetLambda = Annotated[_Number | _Calibrated | _ByLength, Discriminator(_branch(GaeLambda, LengthLambda))]
+Lambda = Annotated[
+    _Number | _Calibrated | _ByLength | _Adaptive, Discriminator(_branch(GaeLambda, LengthLambda, AdaptiveLambda))
+]
+
+
+class NoPenalty(Config):
+    """Returns as they are."""
+
+    type: Literal["none"] = "none"
+
+
+class SoftPenalty(Config):
+    """DAPO's penalty: 0 up to limit - cache action tokens, falling to -1 at the limit (arXiv:2503.14476 eq. 13)."""
+
+    type: Literal["soft"] = "soft"
+    limit: int = Field(16384, ge=1)
+    """Action tokens at which the penalty is -1."""
+    cache: int = Field(4096, ge=1)
+    """Action tokens over which it grows."""
+
+    @model_validator(mode="after")
+    def _cache_within_limit(self) -> SoftPenalty:
+        if self.cache > self.limit:
+            raise ValueError(f"cache must be at most limit, got cache={self.cache} and limit={self.limit}")
+        return self
 
 
 class GroupMean(Config):
@@ -27,6 +91,8 @@ class GroupMean(Config):
     type: Literal["mean"] = "mean"
     scale: Literal["none", "std"] = "none"
     """`std` divides by the group's sample standard deviation + 1e-6, as GRPO implementations do."""
+    overlong: Annotated[NoPenalty | SoftPenalty, Field(discriminator="type")] = NoPenalty()
+    """Added to the returns that are compared; rewards, metrics and value targets stay as they are."""
 
 
 class LeaveOneOut(Config):
@@ -60,6 +126,8 @@ class Tether(Discounting):
     """Relative ridge of the fit."""
     clip: bool = True
     """Clip each fit to [0, 1]."""
+    horizon: int = Field(0, ge=0)
+    """Most action tokens of a response: one rho for each 1,024 of them, 2 to 128 in all (LC 7.3); 0 is one for all."""
 
 
 class Evpo(Discounting):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -35,7 +35,43 @@ class Reinforce(Config):
     """Over tokens of the whole batch, or over tokens of a response and then over responses."""
 
 
-PolicyLoss = Annotated[Dppo | Reinforce, Field(discriminator="type")]
+class Clipped(Config):
+    """What the losses with a clipped surrogate share; rho = exp(lp - lp_old), u = min(exp(lp_old - lq), cap)."""
+
+    eps_low: float = Field(0.2, gt=0, le=1)
+    """How far rho may fall below 1 where A < 0."""
+    eps_high: float = Field(0.2, gt=0)
+    """How far rho may rise above 1 where A > 0."""
+    rollout_weight: bool = True
+    """Weigh each token by u, which corrects for the sampler: other precision, or top-p and top-k."""
+    rollout_weight_cap: float = Field(2.0, gt=0)
+    """The largest u."""
+
+
+class Ppo(Clipped):
+    """-u min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A) (VP eq. 4 and 20)."""
+
+    type: Literal["ppo"] = "ppo"
+    reduction: Reduction = "response_mean"
+    """Over tokens of the whole batch, or over tokens of a response and then over responses."""
+
+
+class Dapo(Clipped):
+    """PPO's surrogate with more room upwards, per token of the batch (arXiv:2503.14476).
+
+    DAPO's advantage is the estimator `mean` with `scale = "std"` and its penalty on overlong responses.
+    """
+
+    type: Literal["dapo"] = "dapo"
+    eps_high: float = Field(0.28, gt=0)
+    """How far rho may rise above 1 where A > 0."""
+    rollout_weight: bool = False
+    """Weigh each token by u, which corrects for the sampler; not part of DAPO as published."""
+    reduction: Reduction = "token_mean"
+    """Over tokens of the whole batch, or over tokens of a response and then over responses."""
+
+
+PolicyLoss = Annotated[Dppo | Reinforce | Ppo | Dapo, Field(discriminator="type")]
 
 
 class Bce(Config):
@@ -54,10 +90,9 @@ class Bce(Config):
         return 2
 
 
-class Categorical(Config):
-    """Cross-entropy over evenly spaced atoms, the target projected on the two adjacent ones."""
+class Atoms(Config):
+    """What the losses over evenly spaced atoms share."""
 
-    type: Literal["categorical"] = "categorical"
     low: float = 0.0
     """Lowest atom."""
     high: float = 1.0
@@ -66,7 +101,7 @@ class Categorical(Config):
     """Number of atoms."""
 
     @model_validator(mode="after")
-    def _ordered(self) -> Categorical:
+    def _ordered(self) -> Self:
         if not self.low < self.high:
             raise ValueError(f"low must be below high, got low={self.low} and high={self.high}")
         return self
@@ -82,10 +117,26 @@ class Categorical(Config):
         return self.atoms
 
 
-class Mse(Config):
-    """0.5 (v - G)^2, a linear head without sigmoid."""
+class Categorical(Atoms):
+    """Cross-entropy over evenly spaced atoms, the target projected on the two adjacent ones."""
 
-    type: Literal["mse"] = "mse"
+    type: Literal["categorical"] = "categorical"
+
+
+class HlGauss(Atoms):
+    """Cross-entropy over evenly spaced atoms, the target spread as a Gaussian (arXiv:2403.03950).
+
+    Next to an end of the support the Gaussian is cut and the value learnt lies up to 0.45 atom spacings further
+    inside: let the support reach beyond the rewards.
+    """
+
+    type: Literal["hl_gauss"] = "hl_gauss"
+    sigma_bins: float = Field(0.75, gt=0)
+    """Standard deviation of the Gaussian in spacings of the atoms."""
+
+
+class Linear(Config):
+    """What the losses of a linear head without sigmoid share."""
 
     @property
     def support(self) -> tuple[float, float]:
@@ -98,4 +149,18 @@ class Mse(Config):
         return 1
 
 
-ValueLoss = Annotated[Bce | Categorical | Mse, Field(discriminator="type")]
+class Mse(Linear):
+    """0.5 (v - G)^2."""
+
+    type: Literal["mse"] = "mse"
+
+
+class ClippedMse(Linear):
+    """0.5 max((v - G)^2, (v_clip - G)^2), v_clip within eps_v of the value that credited the rollout (VP eq. 8-9)."""
+
+    type: Literal["clipped_mse"] = "clipped_mse"
+    eps_v: float = Field(0.5, gt=0)
+    """How far the value may move from the one that credited the rollout, in reward units."""
+
+
+ValueLoss = Annotated[Bce | Categorical | HlGauss | Mse | ClippedMse, Field(discriminator="type")]

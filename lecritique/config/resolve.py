@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from lecritique.config.estimators import USES_CRITIC, USES_GROUP, GaeLambda
+from lecritique.config.estimators import USES_CRITIC, USES_GROUP, AdaptiveLambda, Discounting, GaeLambda, LengthLambda
 from lecritique.config.schema import RunConfig
 from lecritique.core.errors import ConfigurationError
+
+Varying = TypeVar("Varying", bound=LengthLambda | AdaptiveLambda)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +27,13 @@ def uses_critic(config: RunConfig) -> bool:
     return config.estimator.type in USES_CRITIC
 
 
-def gae_lambda(value: float | GaeLambda) -> float:
-    """A lambda as a number: `retained ** (1 / length)` for the length-calibrated form (LC)."""
+def gae_lambda(value: float | GaeLambda | Varying) -> float | Varying:
+    """A lambda as a number: `retained ** (1 / length)` for the length-calibrated form (LC).
+
+    One that differs between responses or batches stays what it is.
+    """
+    if isinstance(value, LengthLambda | AdaptiveLambda):
+        return value
     return value.retained ** (1.0 / value.length) if isinstance(value, GaeLambda) else float(value)
 
 
@@ -46,11 +53,12 @@ def resolve(config: RunConfig, facts: Facts) -> RunConfig:
     tree["sampling"]["max_total_tokens"] = facts.context_length if limit is None else limit
     for section in (tree["estimator"], tree["critic"]):
         for key in ("gae_lambda", "value_target_lambda"):
-            if isinstance(section.get(key), dict):
+            if isinstance(section.get(key), dict) and "retained" in section[key]:
                 section[key] = gae_lambda(GaeLambda.model_validate(section[key]))
     tree["critic"]["replay"].update(
         batch_size=batch_size, capacity=capacity, refill_size=replay.refill_size or capacity
     )
+    tree["policy"]["minibatch_size"] = config.policy.minibatch_size or config.rollout.batch_size
     resolved = RunConfig.model_validate(tree)
     for problem in _problems(resolved, facts):
         raise ConfigurationError(problem)
@@ -60,6 +68,7 @@ def resolve(config: RunConfig, facts: Facts) -> RunConfig:
 def _problems(config: RunConfig, facts: Facts) -> Iterator[str]:
     yield from _group_problems(config)
     yield from _sampling_problems(config, facts)
+    yield from _policy_problems(config)
     if uses_critic(config):
         yield from _critic_problems(config, facts)
 
@@ -100,6 +109,37 @@ def _sampling_problems(config: RunConfig, facts: Facts) -> Iterator[str]:
         )
 
 
+def _policy_problems(config: RunConfig) -> Iterator[str]:
+    policy, size = config.policy, config.rollout.batch_size
+    minibatch = policy.minibatch_size or size
+    if size % minibatch:
+        yield (
+            f"'rollout.batch_size' must be a multiple of 'policy.minibatch_size', both in rollouts, got {size} and "
+            f"{minibatch}."
+        )
+    if policy.loss.type == "reinforce" and policy.loss.on_policy and (minibatch < size or policy.epochs > 1):
+        key, value = ("policy.epochs", policy.epochs) if policy.epochs > 1 else ("policy.minibatch_size", minibatch)
+        yield (
+            f"'policy.loss.on_policy' = true holds for the first optimizer step of a batch only, got '{key}' = "
+            f"{value}; use 'policy.loss.on_policy' = false or another loss."
+        )
+
+
+def _lambda_problems(config: RunConfig) -> Iterator[str]:
+    estimator = config.estimator
+    if not isinstance(estimator, Discounting) or not isinstance(estimator.gae_lambda, AdaptiveLambda):
+        return
+    if estimator.gamma != 1.0:
+        yield (
+            f"'estimator.gae_lambda' with 'bias_weight' is derived for 'estimator.gamma' = 1.0, got {estimator.gamma}."
+        )
+    if config.rollout.group_size == 1:
+        yield (
+            "'estimator.gae_lambda' with 'bias_weight' measures returns within groups and needs 'rollout.group_size' "
+            "of at least 2, got 1."
+        )
+
+
 def _critic_problems(config: RunConfig, facts: Facts) -> Iterator[str]:
     low, high = config.critic.loss.support
     if facts.reward_range[0] < low or facts.reward_range[1] > high:
@@ -112,6 +152,7 @@ def _critic_problems(config: RunConfig, facts: Facts) -> Iterator[str]:
     if not batch <= refill <= capacity:
         yield (f"'critic.replay' needs batch_size <= refill_size <= capacity, got {batch}, {refill} and {capacity}.")
     yield from _warmup_problems(config)
+    yield from _lambda_problems(config)
 
 
 def _warmup_problems(config: RunConfig) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from lecritique.config.base import Config
-from lecritique.config.estimators import Estimator, Lambda, OptimizerConfig, Tether
+from lecritique.config.estimators import Estimator, OptimizerConfig, TargetLambda, Tether
 from lecritique.config.losses import Bce, Dppo, PolicyLoss, ValueLoss
 
 
@@ -78,6 +78,12 @@ class PolicySection(Config):
 
     loss: PolicyLoss = Dppo()
     """The policy loss."""
+    whiten: bool = False
+    """Take the batch's mean off the advantages and divide by its standard deviation, after credit."""
+    minibatch_size: int | None = Field(None, ge=1)
+    """Rollouts of an optimizer step; by default the whole batch, which is then one step."""
+    epochs: int = Field(1, ge=1)
+    """How often a rollout batch is gone through, with fixed advantages."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-6)
     """The policy's optimizer."""
 
@@ -121,7 +127,7 @@ class CriticSection(Config):
     """What the critic may see and the policy may not."""
     loss: ValueLoss = Bce()
     """The value loss."""
-    value_target_lambda: Lambda = 1.0
+    value_target_lambda: TargetLambda = 1.0
     """Lambda of the value targets; 1 gives the return."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5)
     """The critic's optimizer."""

@@ -107,7 +107,9 @@ class ValuePrediction:
 class CreditedTrajectory:
     """A trajectory with its advantages and value targets, and what they were made from.
 
-    Optional columns are None where the estimator does not use them.
+    Optional columns are None where estimator and loss do not use them. `token_rho` is Tether's coefficient of each
+    token where it depends on the position, 1 off the action mask; `rho` is then its mean over action tokens.
+    `old_logprobs` are the trainer's log-probs in nats before it was updated on the batch.
     """
 
     trajectory: Trajectory
@@ -116,11 +118,13 @@ class CreditedTrajectory:
     values: NDArray[np.float64] | None = None
     baseline: float | None = None
     rho: float | None = None
+    token_rho: NDArray[np.float64] | None = None
+    old_logprobs: NDArray[np.float64] | None = None
     estimator: str
     value_version: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("advantages", "value_targets", "values"):
+        for name in ("advantages", "value_targets", "values", "token_rho", "old_logprobs"):
             column = getattr(self, name)
             if column is not None:
                 object.__setattr__(self, name, readonly(column, np.float64))
@@ -157,7 +161,8 @@ class PolicyBatch:
 class ValueSample:
     """One rollout as the critic trains on it: all segments, contexts and frozen targets.
 
-    `value_version` is the critic version that scored it before it was admitted.
+    `value_version` is the critic version that scored it before it was admitted, `old_values` what that version said:
+    a clipped loss holds the critic near it.
     """
 
     rollout_id: RolloutId
@@ -165,14 +170,21 @@ class ValueSample:
     contexts: tuple[ContextInsertion | None, ...]
     value_targets: tuple[NDArray[np.float64], ...]
     value_version: int
+    old_values: tuple[NDArray[np.float64], ...] | None = None
 
     def __post_init__(self) -> None:
         if not len(self.trajectories) == len(self.contexts) == len(self.value_targets):
             raise ValueError(f"value sample {self.rollout_id}: segments, contexts and targets differ in number")
-        frozen = tuple(readonly(targets, np.float64) for targets in self.value_targets)
-        object.__setattr__(self, "value_targets", frozen)
-        for trajectory, targets in zip(self.trajectories, frozen, strict=True):
-            require_length("value_targets", targets, len(trajectory))
+        for name in ("value_targets", "old_values"):
+            columns = getattr(self, name)
+            if columns is None:
+                continue
+            if len(columns) != len(self.trajectories):
+                raise ValueError(f"value sample {self.rollout_id}: segments and {name} differ in number")
+            frozen = tuple(readonly(column, np.float64) for column in columns)
+            object.__setattr__(self, name, frozen)
+            for trajectory, column in zip(self.trajectories, frozen, strict=True):
+                require_length(name, column, len(trajectory))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

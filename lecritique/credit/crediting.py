@@ -3,30 +3,45 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from lecritique.config.estimators import USES_GROUP, Estimator, Evpo, LeaveOneOut, Tether
+from lecritique.config.estimators import (
+    USES_CRITIC,
+    USES_GROUP,
+    AdaptiveLambda,
+    Estimator,
+    Evpo,
+    LeaveOneOut,
+    LengthLambda,
+    Tether,
+)
 from lecritique.core.ids import GroupId
-from lecritique.core.metrics import ValueFit
+from lecritique.core.metrics import Mean, ValueFit
 from lecritique.core.moments import Moments
-from lecritique.core.trajectory import CreditedTrajectory
+from lecritique.core.trajectory import CreditedTrajectory, Trajectory
+from lecritique.credit.adaptive_lambda import LambdaController, Measured, measured
 from lecritique.credit.estimators import (
+    Rho,
     ScoredGroup,
     TokenCredit,
     advantages_of,
     baselines_of,
     credited,
     discounting,
+    one_per_member,
     token_credits,
 )
 from lecritique.credit.evpo import EvpoController
-from lecritique.credit.tether import TetherController
+from lecritique.credit.tether import BucketedTetherController, TetherController
 from lecritique.numerics.baselines import group_baselines
-from lecritique.numerics.tether import tether_pairs
+from lecritique.numerics.tether import tether_buckets, tether_pairs
+
+AnyTether = TetherController | BucketedTetherController
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,11 +49,13 @@ class BatchCredit:
     """The credit of one batch, and how well the values fitted before the critic trained on it.
 
     `critic_only` are the groups that the critic may learn from and the policy may not: while the critic is cold,
-    those too small for the group baseline that stands in for it.
+    those too small for the group baseline that stands in for it. `gae_lambda` is the mean over responses, NaN of
+    none; None without a critic. `rho` is that of the first group; by position the mean over the batch's action tokens.
     """
 
     groups: tuple[tuple[CreditedTrajectory, ...], ...]
     fit: ValueFit
+    gae_lambda: float | None
     rho: float | None
     evpo_uses_critic: bool | None
     groups_dropped: int
@@ -60,19 +77,26 @@ class Crediting:
 
     Args:
         estimator: which advantage.
-        value_target_lambda: lambda of the value targets.
+        value_target_lambda: lambda of the value targets, or one by length.
         batch_size: rollouts of a Tether window: the policy batch (LC).
-        warmup_updates: groups scored by an older critic version do not enter the Tether fit.
+        warmup_updates: groups scored by an older critic version enter neither the Tether fit nor what lambda adapts to.
     """
 
     def __init__(
-        self, estimator: Estimator, *, value_target_lambda: float, batch_size: int, warmup_updates: int
+        self,
+        estimator: Estimator,
+        *,
+        value_target_lambda: float | LengthLambda,
+        batch_size: int,
+        warmup_updates: int,
     ) -> None:
         self._estimator = estimator
         self._value_target_lambda = value_target_lambda
         self._warmup_updates = warmup_updates
         self.tether = _tether_controller(estimator, batch_size)
         self.evpo = EvpoController(lagged=estimator.lagged) if isinstance(estimator, Evpo) else None
+        own_lambda = discounting(estimator)[1]
+        self.adapting = LambdaController(own_lambda) if isinstance(own_lambda, AdaptiveLambda) else None
 
     def credit(self, groups: Sequence[ScoredGroup], *, warm: bool) -> BatchCredit:
         """Advantages and targets of the batch.
@@ -84,10 +108,15 @@ class Crediting:
         kept = [group for group in groups if len(group.trajectories) >= _least_members(estimator)]
         cold = [] if warm else [group for group in kept if len(group.trajectories) >= _least_members(LeaveOneOut())]
         by_group_alone = {group.group_id for group in cold}
-        credits = token_credits(kept, estimator, value_target_lambda=self._value_target_lambda)
+        credits = token_credits(
+            kept,
+            estimator,
+            value_target_lambda=self._value_target_lambda,
+            adapted_lambda=self.adapting.gae_lambda if self.adapting else 1.0,
+        )
         fit = value_fit_of(kept, credits)
         use_critic = self.evpo.decide(fit.value()) if self.evpo else False
-        rho = self.tether.rho if self.tether else None
+        rho = self.tether.rho if isinstance(self.tether, TetherController) else None
         rest = iter(credits)
         done = tuple(
             self._credit_group(
@@ -98,10 +127,13 @@ class Crediting:
             )
             for group in kept
         )
+        if self.adapting:
+            self.adapting.observe([measured_group(group) for group in kept if self._is_warm(group)])
         return BatchCredit(
             groups=done,
             fit=fit,
-            rho=rho,
+            gae_lambda=_mean_lambda(credits) if estimator.type in USES_CRITIC else None,
+            rho=_mean_rho(done) if isinstance(self.tether, BucketedTetherController) else rho,
             evpo_uses_critic=use_critic if self.evpo else None,
             groups_dropped=len(groups) - len(kept),
             critic_only=frozenset() if warm else frozenset({group.group_id for group in kept} - by_group_alone),
@@ -111,28 +143,70 @@ class Crediting:
         self, group: ScoredGroup, credits: list[TokenCredit], applied: Estimator, use_critic: bool
     ) -> tuple[CreditedTrajectory, ...]:
         # Read once, before the group's own returns are observed.
-        rho = self.tether.rho if self.tether else 0.0
+        rho = rho_of(self.tether, group)
         advantages = advantages_of(group, credits, applied, rho=rho, use_critic=use_critic)
         baselines = baselines_of(group, applied, use_critic=use_critic)
+        rhos = one_per_member(rho, group)
         members = tuple(
-            credited(trajectory, credit, column, group=group, baseline=baseline, estimator=applied, rho=rho)
-            for trajectory, credit, column, baseline in zip(
-                group.trajectories, credits, advantages, baselines, strict=True
+            credited(
+                trajectory,
+                credit,
+                column,
+                group=group,
+                baseline=baseline,
+                estimator=applied,
+                rho=own if isinstance(own, float) else _mean_on(own, trajectory),
+                token_rho=None if isinstance(own, float) else own.numpy(),
+            )
+            for trajectory, credit, column, baseline, own in zip(
+                group.trajectories, credits, advantages, baselines, rhos, strict=True
             )
         )
-        if self.tether is not None and (group.value_version or 0) >= self._warmup_updates:
+        if self.tether is not None and self._is_warm(group):
             observe(self.tether, group, credits)
         return members
+
+    def _is_warm(self, group: ScoredGroup) -> bool:
+        return (group.value_version or 0) >= self._warmup_updates
 
     def state(self) -> dict[str, Any]:
         """Controllers' state, for a checkpoint."""
         return {
             "tether": self.tether.state() if self.tether else None,
             "evpo": self.evpo.state() if self.evpo else None,
+            "gae_lambda": self.adapting.state() if self.adapting else None,
         }
 
 
-def observe(controller: TetherController, group: ScoredGroup, credits: Sequence[TokenCredit]) -> None:
+def contract_lambda(own: float | LengthLambda | AdaptiveLambda) -> float:
+    """What a contract says of a lambda: itself in [0, 1]; 1 + alpha by length.
+
+    -1 where it adapts, whose own controller has a contract too.
+    """
+    match own:
+        case LengthLambda():
+            return 1.0 + own.alpha
+        case AdaptiveLambda():
+            return -1.0
+        case _:
+            return own
+
+
+def rho_of(controller: AnyTether | None, group: ScoredGroup) -> Rho:
+    """The coefficient that credits the group, or one [T] per member by position; 0 without a controller."""
+    if isinstance(controller, BucketedTetherController):
+        return [controller.rho_T(torch.from_numpy(t.action_mask.copy())) for t in group.trajectories]
+    return controller.rho if controller else 0.0
+
+
+def measured_group(group: ScoredGroup) -> Measured:
+    """What the group says of the critic's error and of the noise in returns."""
+    predictions = group.predictions or ()
+    values = [p.values[t.action_mask] for p, t in zip(predictions, group.trajectories, strict=True)]
+    return measured(group.returns_K, values)
+
+
+def observe(controller: AnyTether, group: ScoredGroup, credits: Sequence[TokenCredit]) -> None:
     """Give the group's (x, y) pairs to the Tether fit, one rollout at a time."""
     baselines_K = group_baselines(group.returns_K, "leave_one_out").tolist()
     for trajectory, credit, baseline in zip(group.trajectories, credits, baselines_K, strict=True):
@@ -162,27 +236,54 @@ def metrics_of(credit: BatchCredit, crediting: Crediting) -> dict[str, float]:
             "value_bias": credit.fit.bias,
             "value_mse": credit.fit.mse,
         }
+    if credit.gae_lambda is not None:
+        metrics["gae_lambda"] = credit.gae_lambda
     if crediting.tether is not None and credit.rho is not None:
-        fit = crediting.tether.last_fit
-        metrics |= {
-            "rho": credit.rho,
-            "rho_fit": math.nan if fit is None else fit,
-            "rho_skipped": float(crediting.tether.skipped),
-        }
+        metrics |= {"rho": credit.rho, **_fit_metrics(crediting.tether)}
     if credit.evpo_uses_critic is not None:
         metrics["evpo_uses_critic"] = float(credit.evpo_uses_critic)
     return metrics
+
+
+def _fit_metrics(controller: AnyTether) -> dict[str, float]:
+    if isinstance(controller, BucketedTetherController):
+        fits, skipped = controller.last_fits, sum(controller.skipped)
+    else:
+        fits, skipped = (controller.last_fit,), controller.skipped
+    defined = [fit for fit in fits if fit is not None]
+    return {"rho_fit": Mean(math.fsum(defined), len(defined)).value(), "rho_skipped": float(skipped)}
+
+
+def _mean_on(column_T: torch.Tensor, trajectory: Trajectory) -> float:
+    """Mean over action tokens, 0 without any."""
+    chosen = column_T.numpy()[trajectory.action_mask]
+    return float(chosen.mean()) if len(chosen) else 0.0
+
+
+def _mean_rho(groups: Sequence[Sequence[CreditedTrajectory]]) -> float:
+    members = [member for group in groups for member in group if member.rho is not None]
+    tokens = [member.trajectory.action_tokens for member in members]
+    total = math.fsum((member.rho or 0.0) * count for member, count in zip(members, tokens, strict=True))
+    return Mean(total, sum(tokens)).value()
+
+
+def _mean_lambda(credits: Sequence[TokenCredit]) -> float:
+    return Mean(math.fsum(credit.gae_lambda for credit in credits), len(credits)).value()
 
 
 def _least_members(estimator: Estimator) -> int:
     return 2 if estimator.type in USES_GROUP else 1
 
 
-def _tether_controller(estimator: Estimator, batch_size: int) -> TetherController | None:
+def _tether_controller(estimator: Estimator, batch_size: int) -> AnyTether | None:
     if not isinstance(estimator, Tether):
         return None
-    gamma, lam = discounting(estimator)
-    return TetherController(
+    gamma, own_lambda = discounting(estimator)
+    lam = contract_lambda(own_lambda)
+    make: Callable[..., AnyTether] = TetherController
+    if estimator.horizon:
+        make = partial(BucketedTetherController, buckets=tether_buckets(estimator.horizon))
+    return make(
         batch_size=batch_size,
         gamma=gamma,
         gae_lambda=lam,

@@ -80,7 +80,7 @@ def score_then_train(learner: Learner, groups: Sequence[Group]) -> StepOutcome:
         metrics |= learner.values.learn(value_samples(credit, groups, contexts))
     seconds["seconds_critic"] = time.perf_counter() - started
     metrics |= {
-        "policy_steps": float(learner.policy.version),
+        "policy_steps": float(learner.policy.steps),
         "policy_batches_withheld": float(learner.batches_withheld),
         "policy_batches_empty": float(learner.batches_empty),
     }
@@ -120,6 +120,7 @@ def value_samples(
             contexts=(context_of[member.trajectory.group_id],),
             value_targets=(member.value_targets,),
             value_version=member.value_version or 0,
+            old_values=None if member.values is None else (member.values,),
         )
         for member in credit.members
         if member.trajectory.action_tokens

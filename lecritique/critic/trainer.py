@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from lecritique.config.estimators import OptimizerConfig
+from lecritique.config.losses import ClippedMse
 from lecritique.core.errors import DivergenceError
+from lecritique.core.metrics import Mean
 from lecritique.core.trajectory import ValueBatch
 from lecritique.core.weights import WeightManifest
 from lecritique.models.optimizer import Optimizer
@@ -52,20 +56,42 @@ class ValueTrainer:
         ]
         rows = [token_row(trajectory, context) for trajectory, context, _ in segments]
         targets = [targets_T[trajectory.action_mask] for trajectory, _, targets_T in segments]
-        total = 0.0
+        old_values = old_values_of(batch) if isinstance(self.model.loss, ClippedMse) else None
+        total, clipped = 0.0, Mean()
         self._optimizer.zero_grad()
         for micro in in_micro_batches(rows, max_tokens=self._max_tokens, device=self.model.device):
             outputs_NA = action_value_outputs(self.model, micro)
             targets_N = micro.gathered(targets, outputs_NA.dtype)
-            losses_N = self.model.losses_of(outputs_NA, targets_N)
-            loss = token_mean(losses_N, torch.ones_like(losses_N, dtype=torch.bool), action_tokens=batch.action_tokens)
+            old_N = None if old_values is None else micro.gathered(old_values, outputs_NA.dtype)
+            tokens = self.model.token_losses(outputs_NA, targets_N, old_N)
+            everywhere = torch.ones_like(tokens.clipped_N)
+            loss = token_mean(tokens.loss_N, everywhere, action_tokens=batch.action_tokens)
             torch.autograd.backward(loss)
             total += loss.item()
+            clipped = clipped.merge(Mean(float(tokens.clipped_N.sum().item()), len(tokens.clipped_N)))
         if not torch.isfinite(torch.tensor(total)):
             raise DivergenceError(f"the value loss of critic update {self.updates + 1} is {total}.")
         norm = self._optimizer.step("critic")
-        return {
+        metrics = {
             "value_loss": total,
             "value_grad_norm": norm,
             "value_learning_rate": self._optimizer.learning_rate,
         }
+        return metrics if old_values is None else {**metrics, "value_clip_fraction": clipped.value()}
+
+
+def old_values_of(batch: ValueBatch) -> list[NDArray[np.float64]]:
+    """The values that credited each segment, on its action tokens.
+
+    Raises:
+        ValueError: a sample without them.
+    """
+    columns = []
+    for sample in batch.samples:
+        if sample.old_values is None:
+            raise ValueError(
+                f"rollout {sample.rollout_id} carries no values from before the update; 'critic.loss.type' = "
+                "'clipped_mse' clips around them"
+            )
+        columns += [v[t.action_mask] for t, v in zip(sample.trajectories, sample.old_values, strict=True)]
+    return columns

@@ -9,12 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from lecritique.config.losses import Bce, Categorical, Mse, ValueLoss
+from lecritique.config.losses import Bce, Categorical, ClippedMse, HlGauss, Mse, ValueLoss
 from lecritique.core.errors import CheckpointError
-from lecritique.numerics.value_losses import categorical_loss, categorical_value, mse_loss
+from lecritique.numerics.value_losses import (
+    ClippedValueLoss,
+    categorical_loss,
+    categorical_value,
+    clipped_mse,
+    hl_gauss_loss,
+    mse_loss,
+)
+
+_VALUE_LOSS: TypeAdapter[ValueLoss] = TypeAdapter(ValueLoss)
 
 
 class ValueModel(torch.nn.Module):
@@ -57,20 +67,43 @@ class ValueModel(torch.nn.Module):
     def values_of(self, outputs_NA: torch.Tensor) -> torch.Tensor:
         """Values in reward units, [N]."""
         match self.loss:
-            case Mse():
+            case Mse() | ClippedMse():
                 return outputs_NA[:, 0]
-            case Bce() | Categorical():
+            case Bce() | Categorical() | HlGauss():
                 low, high = self.loss.support
                 return categorical_value(outputs_NA, low=low, high=high)
 
     def losses_of(self, outputs_NA: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
-        """Loss of each token, [N]."""
+        """Loss of each token, [N], for losses that do not clip."""
+        return self.token_losses(outputs_NA, targets_N, None).loss_N
+
+    def token_losses(
+        self, outputs_NA: torch.Tensor, targets_N: torch.Tensor, old_values_N: torch.Tensor | None
+    ) -> ClippedValueLoss:
+        """Loss of each token and whether it was clipped, [N] each.
+
+        Args:
+            outputs_NA: of the head.
+            targets_N: reward units.
+            old_values_N: what `clipped_mse` clips around, reward units; other losses do not read it.
+
+        Raises:
+            ValueError: a clipped loss without old values.
+        """
         match self.loss:
+            case ClippedMse():
+                if old_values_N is None:
+                    raise ValueError("the value loss 'clipped_mse' needs the values that credited the rollout")
+                return clipped_mse(outputs_NA[:, 0], old_values_N, targets_N, eps_v=self.loss.eps_v)
             case Mse():
-                return mse_loss(outputs_NA[:, 0], targets_N)
+                loss_N = mse_loss(outputs_NA[:, 0], targets_N)
             case Bce() | Categorical():
                 low, high = self.loss.support
-                return categorical_loss(outputs_NA, targets_N, low=low, high=high)
+                loss_N = categorical_loss(outputs_NA, targets_N, low=low, high=high)
+            case HlGauss():
+                low, high = self.loss.support
+                loss_N = hl_gauss_loss(outputs_NA, targets_N, low=low, high=high, sigma_bins=self.loss.sigma_bins)
+        return ClippedValueLoss(loss_N=loss_N, clipped_N=torch.zeros_like(loss_N, dtype=torch.bool))
 
 
 def save_value_model(model: ValueModel, folder: Path) -> None:
@@ -112,14 +145,26 @@ def load_value_weights(model: ValueModel, folder: Path, *, initialise_head: bool
 
 
 def _require_loss(model: ValueModel, folder: Path) -> None:
-    """A head means what its loss says: two logits are a Bernoulli of one reward range, not of another."""
+    """A head means what its loss says: two logits are a Bernoulli of one reward range, not of another.
+
+    Losses that read the same values from the same outputs, such as `mse` and `clipped_mse`, take each other's heads.
+    """
     path = folder / "value_loss.json"
     saved = json.loads(path.read_text()) if path.is_file() else None
-    if saved != model.loss.model_dump(mode="json"):
+    try:
+        same = _reading(_VALUE_LOSS.validate_python(saved)) == _reading(model.loss)
+    except ValidationError:
+        same = False
+    if not same:
         raise CheckpointError(
             f"the value model in '{folder}' was trained with the loss {saved}, expected "
             f"{model.loss.model_dump(mode='json')}."
         )
+
+
+def _reading(loss: ValueLoss) -> tuple[int, tuple[float, float]]:
+    """What values are read from: how many outputs, over which range."""
+    return loss.outputs, loss.support
 
 
 def _require_architecture(model: ValueModel, state: Mapping[str, torch.Tensor], folder: Path) -> None:

@@ -15,10 +15,28 @@ from lecritique.tasks.validate import validate_environment
 pytest.importorskip("reasoning_gym")
 
 MIXTURE = [
-    "chain_sum", "basic_arithmetic", "products", "decimal_chain_sum", "gcd", "lcm", "fraction_simplification",
-    "simple_equations", "number_sequence", "base_conversion", "count_bits", "count_primes", "leg_counting",
-    "letter_counting", "spell_backward", "caesar_cipher", "word_sorting", "calendar_arithmetic",
-    "time_intervals", "family_relationships", "knights_knaves", "mini_sudoku",
+    "chain_sum",
+    "basic_arithmetic",
+    "products",
+    "decimal_chain_sum",
+    "gcd",
+    "lcm",
+    "fraction_simplification",
+    "simple_equations",
+    "number_sequence",
+    "base_conversion",
+    "count_bits",
+    "count_primes",
+    "leg_counting",
+    "letter_counting",
+    "spell_backward",
+    "caesar_cipher",
+    "word_sorting",
+    "calendar_arithmetic",
+    "time_intervals",
+    "family_relationships",
+    "knights_knaves",
+    "mini_sudoku",
 ]
 
 

@@ -114,9 +114,7 @@ def test_rows_do_not_depend_on_the_number_of_rows_or_on_the_order_of_asking():
         long.task(row).task_id for row in reversed(range(40))
     ]
     big = [load_environment("sudoku", {"size": 9, "rows": 10}, seed=5) for _ in range(2)]
-    assert [big[0].task(row).task_id for row in (7, 2)] == list(
-        reversed([big[1].task(row).task_id for row in (2, 7)])
-    )
+    assert [big[0].task(row).task_id for row in (7, 2)] == list(reversed([big[1].task(row).task_id for row in (2, 7)]))
     other = load_environment("sudoku", {"rows": 40}, seed=6)
     assert {short.task(row).task_id for row in range(40)} != {other.task(row).task_id for row in range(40)}
 

@@ -107,7 +107,8 @@ def test_gold_examples_mark_exactly_what_the_policy_says():
     task = environment.task(0)
     for placement in (None, "system_prefix", "user_suffix"):
         example = script().gold_example(renderer, environment, task, placement)
-        said = [t for t, acted in zip(renderer.token_texts(example.token_ids), example.is_action, strict=True) if acted]
+        texts = renderer.token_texts(example.token_ids)
+        said = [t for t, target in zip(texts, example.targets, strict=True) if target != script().NO_TARGET]
         cells = [i for i, symbol in enumerate(task.metadata["puzzle"]) if symbol == "."]
         assert said == [part for i in cells for part in (task.metadata["solution"][i], "<|end|>")]
 
