@@ -45,6 +45,7 @@ class Settings:
     seed: int = 0
     batch: int = 128
     group: int = 4
+    temperature: float = 2.0
     turn_tokens: int = 20
     policy_lr: float = 1e-4
     critic_lr: float = 1e-3
@@ -78,14 +79,14 @@ class Episode:
 
 def play(environment, renderer: ChatRenderer, sampler: Sampler, groups, s: Settings) -> list[Episode]:
     """Play `s.group` episodes of every group; no sampled token is ever encoded again."""
-    episodes, players, every = {}, {}, []
+    episodes, players, every, sampling = {}, {}, [], Sampling(temperature=s.temperature)
 
     def ask(episode: Episode) -> None:
         group, member = episode.rollout_id
         request_id = f"{episode.rollout_id}.{episode.turns}"
         episodes[request_id] = episode
         turn = {"row": group.row, "attempt": group.attempt, "member": member, "turn": episode.turns}
-        limits = {"max_new_tokens": s.turn_tokens, "stop_ids": renderer.stop_ids, "sampling": Sampling()}
+        limits = {"max_new_tokens": s.turn_tokens, "stop_ids": renderer.stop_ids, "sampling": sampling}
         ids = {"request_id": request_id, "sequence_id": episode.rollout_id, "token_ids": episode.ids}
         sampler.add(GenerateRequest(**ids, **limits, seed=derive_seed(s.seed, "sample", **turn)))
 
@@ -168,7 +169,7 @@ def policy_update(policy, optimizer: torch.optim.Optimizer, episodes: list[Episo
     sampled, advantages = [e.logprobs[e.mask] for e in episodes], [e.advantages[e.mask] for e in episodes]
 
     def token_losses(micro) -> torch.Tensor:
-        lp_N = action_logprobs(policy, micro, temperature=1.0)
+        lp_N = action_logprobs(policy, micro, temperature=s.temperature)
         return dppo_loss(lp_N, micro.gathered(sampled, lp_N.dtype), micro.gathered(advantages, lp_N.dtype)).loss_N
 
     return update(policy, optimizer, [TokenRow(token_ids=e.ids, mask=e.mask) for e in episodes], token_losses, s)
@@ -217,7 +218,6 @@ def train(s: Settings, options: dict) -> Iterator[dict[str, float]]:
         if not uses_critic:
             yield figures
             continue
-
         # Replay: first in, first out; at most `uses` draws of each; filling until two batches are held.
         capacity = s.uses * s.batch
         wanted = s.batch if sampling and len(replay) >= s.batch else capacity - len(replay)
@@ -242,8 +242,8 @@ def train(s: Settings, options: dict) -> Iterator[dict[str, float]]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--arm", default="tether", choices=("mean", "leave_one_out", "value", "pvf", "tether"))
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=0)
+    for name, default in (("--steps", 30), ("--seed", 0)):
+        parser.add_argument(name, type=int, default=default)
     settings = Settings(**vars(parser.parse_args()))
     torch.set_num_threads(1)
     for number, row in enumerate(train(settings, {"min_empty": 10, "max_empty": 10, "rows": 2000, "seed": 0})):

@@ -166,13 +166,15 @@ def _warmup_problems(config: RunConfig) -> Iterator[str]:
     size, batch, refill = config.rollout.batch_size, replay.batch_size or 1, replay.refill_size or 1
     # Replay must fill before the first update, and each rollout is trained on a limited number of times.
     filling = -(-refill // size)
-    per_step = min(critic.updates_per_policy_step, replay.max_uses * size / batch)
-    most = (config.run.steps - filling) * per_step
+    before_last = config.run.steps - 1
+    most = min(
+        (config.run.steps - filling) * critic.updates_per_policy_step, replay.max_uses * before_last * size // batch
+    )
     if critic.warmup == "discard" and critic.warmup_updates and most < critic.warmup_updates:
         yield (
             f"'run.steps' = {config.run.steps} ends before 'critic.warmup_updates' = {critic.warmup_updates} "
-            f"are done (replay fills for {filling} of them, then at most {per_step:g} updates a step), so no policy "
-            "batch would ever be trained on; use more steps or 'critic.warmup' = 'leave_one_out'."
+            f"are done (replay fills for {filling} of them, and {max(most, 0)} updates fit in before the last), so no "
+            "policy batch would ever be trained on; use more steps or 'critic.warmup' = 'leave_one_out'."
         )
 
 

@@ -70,7 +70,7 @@ class LambdaController:
     def gae_lambda(self) -> float:
         """The lambda for the next batch."""
         seen, config = self._seen, self._config
-        if not (seen.squared_error.count and seen.variance.count):
+        if not seen.length.count:
             return 1.0
         share = critic_error_share(seen.squared_error.value(), seen.variance.value(), open_share=config.open_share)
         return adaptive_lambda(share, seen.length.value(), bias_weight=config.bias_weight)

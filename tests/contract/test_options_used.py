@@ -24,8 +24,11 @@ NO_USE = {"resolve.py", "load.py", "explain.py", "test_options_used.py"}
 USE = {("resolve.py", "gae_lambda")}
 RUNS = (
     ("mean", ("estimator.scale=std", "policy.loss.type=reinforce", 'run.sinks=["tensorboard"]')),
-    ("pvf", ("critic.loss.type=mse", "critic.value_target_lambda=0.9", "critic.replay.max_uses=1")),
+    ("mean", ("estimator.overlong={type='soft',limit=18,cache=6}", "policy.loss.type=dapo")),
+    ("pvf", ("critic.loss.type=mse", "critic.value_target_lambda={alpha=0.2}", "critic.replay.max_uses=1")),
     ("tether", ("critic.loss.type=categorical", "estimator.gae_lambda={retained=0.4,length=20}", "sampling.top_k=0")),
+    ("tether", ("critic.loss.type=hl_gauss", "policy.loss.type=ppo", "policy.minibatch_size=4")),
+    ("value", ("critic.loss.type=clipped_mse", "estimator.gae_lambda={bias_weight=1.0}")),
     ("evpo", ("critic.warmup=discard",)),
 )
 

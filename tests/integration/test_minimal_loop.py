@@ -82,6 +82,7 @@ def test_its_defaults_are_the_demos(minimal):
     assert settings.policy_lr == config.policy.optimizer.learning_rate
     assert settings.critic_lr == config.critic.optimizer.learning_rate
     assert settings.turn_tokens == config.sampling.max_turn_tokens
+    assert settings.temperature == config.sampling.temperature
     assert (settings.warmup_updates, settings.uses) == (config.critic.warmup_updates, config.critic.replay.max_uses)
     assert settings.decay == config.estimator.decay
 

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from lecritique.config.losses import ValueLoss
+from lecritique.config.losses import PolicyLoss, ValueLoss
 from lecritique.core.errors import ConfigurationError, DataError, DivergenceError, RoleFailure
 from lecritique.runtime.base_reward import base_reward
 from lecritique.runtime.build import build, load_base
@@ -19,11 +19,15 @@ from tests.integration.short_runs import small_config, small_parts, trained, wit
 ESTIMATORS = {
     "mean": ("estimator.type=mean",),
     "mean, std": ("estimator={type='mean',scale='std'}",),
+    "mean, overlong": ("estimator={type='mean',scale='std',overlong={type='soft',limit=18,cache=6}}",),
     "leave_one_out": ("estimator.type=leave_one_out",),
     "value": ("estimator.type=value",),
     "value, lambda": ("estimator={type='value',gamma=0.99,gae_lambda=0.9}", "critic.value_target_lambda=0.8"),
+    "value, by length": ("estimator={type='value',gae_lambda={alpha=0.2}}", "critic.value_target_lambda={alpha=0.3}"),
+    "value, adaptive": ("estimator={type='value',gae_lambda={bias_weight=1.0}}",),
     "tether": ("estimator.type=tether",),
     "tether, unclipped": ("estimator={type='tether',clip=false,decay=0.0}",),
+    "tether, by position": ("estimator={type='tether',horizon=4096}",),
     "evpo": ("estimator.type=evpo",),
     "evpo, lagged": ("estimator={type='evpo',lagged=true}",),
 }
@@ -33,24 +37,49 @@ CONTEXTS = {
     "suffix": ("critic.context={type='reference',placement='user_suffix'}",),
 }
 POLICY_LOSSES = {
-    f"{name}, {reduction}": (*loss, f"policy.loss.reduction={reduction}")
-    for name, loss in {
-        "dppo": ("policy.loss.type=dppo",),
-        "reinforce": ("policy.loss.type=reinforce",),
-        "reinforce, ratio": ("policy.loss={type='reinforce',on_policy=false}",),
-    }.items()
-    for reduction in ("token_mean", "response_mean")
+    "dppo": ("policy.loss.type=dppo",),
+    "reinforce": ("policy.loss.type=reinforce",),
+    "reinforce, ratio": ("policy.loss={type='reinforce',on_policy=false}",),
+    "ppo": ("policy.loss.type=ppo",),
+    "dapo": ("policy.loss.type=dapo",),
+}
+REDUCTIONS = {name: (f"policy.loss.reduction={name}",) for name in ("token_mean", "response_mean")}
+UPDATES = {
+    "one step": (),
+    "whitened": ("policy.whiten=true",),
+    "minibatches": ("policy.minibatch_size=4", "policy.epochs=2"),
 }
 VALUE_LOSSES = {
     "bce": ("critic.loss.type=bce",),
     "categorical": ("critic.loss={type='categorical',low=-0.5,high=1.5,atoms=5}",),
+    "hl_gauss": ("critic.loss={type='hl_gauss',low=-0.5,high=1.5,atoms=21}",),
     "mse": ("critic.loss.type=mse",),
+    "clipped_mse": ("critic.loss={type='clipped_mse',eps_v=0.2}",),
 }
+LEVELS = (ESTIMATORS, CONTEXTS, POLICY_LOSSES, REDUCTIONS, UPDATES, VALUE_LOSSES)
 CRITICS = [name for name in ESTIMATORS if not name.startswith(("mean", "leave_one_out"))]
+HOT = "sampling.temperature=1.6"  # so that rewards differ inside groups, however good the model is
+ONE_STEP = "reinforce"  # is on-policy for one optimizer step only
+
+
+def combination(e: int, p: int, *, value: int, context: int, reduction: int, update: int) -> tuple[str, ...]:
+    """Levels by index, each modulo how many there are."""
+    chosen = zip(LEVELS, (e, context, p, reduction, update, value), strict=True)
+    names = [list(levels)[index % len(levels)] for levels, index in chosen]
+    if names[2] == ONE_STEP and names[4] == "minibatches":
+        names[4] = "one step"
+    return tuple(names)
+
+
+# Every two levels meet, which a test checks; the slow sweep has every estimator x policy loss x value loss.
 GRID = [
-    *((name, "clean", policy, "bce") for name in ESTIMATORS if name not in CRITICS for policy in POLICY_LOSSES),
-    *itertools.product(CRITICS, CONTEXTS, ["dppo, token_mean"], VALUE_LOSSES),
-    *((name, "prefix", policy, "bce") for name in CRITICS for policy in POLICY_LOSSES if policy != "dppo, token_mean"),
+    combination(e, p, value=e + p, context=e + 2 * p + p // 3, reduction=e // 2 + p, update=e // 3 + e + 2 * p)
+    for e, p in itertools.product(range(len(ESTIMATORS)), range(len(POLICY_LOSSES)))
+]
+SWEEP = [
+    combination(e, p, value=v, context=e + p + v, reduction=e + p, update=p + v)
+    for e, p, v in itertools.product(*map(range, map(len, (ESTIMATORS, POLICY_LOSSES, VALUE_LOSSES))))
+    if v == 0 or list(ESTIMATORS)[e] in CRITICS
 ]
 
 
@@ -68,10 +97,15 @@ def moved(before: list[torch.Tensor], model: torch.nn.Module) -> float:
     return max((a - b).abs().max().item() for a, b in zip(before, model.parameters(), strict=True))
 
 
-@pytest.mark.parametrize(("estimator", "context", "policy", "value"), GRID, ids=lambda name: name)
-def test_every_combination_trains_two_steps(estimator, context, policy, value):
-    overrides = (*ESTIMATORS[estimator], *CONTEXTS[context], *POLICY_LOSSES[policy], *VALUE_LOSSES[value])
-    parts = small_parts(*overrides)
+def name_of(combined: tuple[str, ...]) -> str:
+    return " | ".join(combined)
+
+
+def train_two_steps(combined: tuple[str, ...]) -> None:
+    """Both roles move, on finite numbers."""
+    estimator, _, _, _, update, value = combined
+    overrides = [override for levels, name in zip(LEVELS, combined, strict=True) for override in levels[name]]
+    parts = small_parts(HOT, *overrides)
     before = weights(parts.learner.policy.model)
     critic = parts.learner.values.trainer.model if parts.learner.values else None
     critic_before = weights(critic) if critic else []
@@ -79,21 +113,48 @@ def test_every_combination_trains_two_steps(estimator, context, policy, value):
     assert moved(before, parts.learner.policy.model) > 0
     for row in rows:
         assert all(math.isfinite(row[name]) for name in ("policy_loss", "policy_grad_norm", "advantage_std"))
-        assert row["sampler_gap_nats"] < 1e-4 and abs(row["ratio_mean"] - 1) < 1e-4  # on-policy
+        if update != "minibatches":  # on-policy
+            assert row["sampler_gap_nats"] < 1e-4 and abs(row["ratio_mean"] - 1) < 1e-4
+    assert update != "minibatches" or rows[0]["sampler_gap_nats"] > 1e-3
+    assert [row["policy_steps"] for row in rows] == ([4, 8] if update == "minibatches" else [1, 2])
+    assert [row["staleness_max"] for row in rows] == [0, 0]
     assert (estimator in CRITICS) == (critic is not None)
     if critic:
         assert moved(critic_before, critic) > 0
         assert [row["value_version"] for row in rows] == [0, 1]
         assert all(math.isfinite(row["value_loss"]) and row["value_loss"] > 0 for row in rows)
-        assert math.isfinite(rows[0]["value_bias"])
+        assert math.isfinite(rows[0]["value_bias"]) and 0 <= rows[1]["gae_lambda"] <= 1
+        assert ("value_clip_fraction" in rows[0]) == (value == "clipped_mse")
     if estimator.startswith("tether"):
         assert rows[0]["rho"] == 0 and rows[1]["rho"] != 0
     assert rows[0]["advantage_std"] > 0.01, "the rewards do not differ inside any group: nothing was tested"
 
 
-def test_every_value_loss_is_in_the_grid():
-    kinds = {member.model_fields["type"].default for member in ValueLoss.__args__[0].__args__}
-    assert kinds == {"bce", "categorical", "mse"}
+@pytest.mark.parametrize("combined", GRID, ids=name_of)
+def test_every_two_options_train_two_steps(combined):
+    train_two_steps(combined)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("combined", SWEEP, ids=name_of)
+def test_every_estimator_policy_loss_and_value_loss_trains_two_steps(combined):
+    train_two_steps(combined)
+
+
+def test_the_grid_holds_every_two_levels_together():
+    apart = []
+    for a, b in itertools.combinations(range(len(LEVELS)), 2):
+        together = {(combined[a], combined[b]) for combined in GRID}
+        apart += [pair for pair in itertools.product(LEVELS[a], LEVELS[b]) if pair not in together]
+    assert apart == [(ONE_STEP, "minibatches")]
+    trios = {(combined[0], combined[2], combined[5]) for combined in SWEEP if combined[0] in CRITICS}
+    assert trios == set(itertools.product(CRITICS, POLICY_LOSSES, VALUE_LOSSES))
+
+
+@pytest.mark.parametrize(("union", "levels"), [(PolicyLoss, POLICY_LOSSES), (ValueLoss, VALUE_LOSSES)])
+def test_every_loss_is_in_the_grid(union, levels):
+    kinds = {member.model_fields["type"].default for member in union.__args__[0].__args__}
+    assert kinds == {name.split(",")[0] for name in levels}
 
 
 def test_a_reasoning_gym_set_trains():
@@ -198,6 +259,22 @@ def test_failed_rollouts_are_counted_and_never_wrong(monkeypatch):
     row = trained(small_parts(arm="mean"), steps=1)[0]
     assert row["rollouts_failed"] == 1 and row["rollouts"] == 8 and row["groups_dropped"] == 0
     assert math.isfinite(row["policy_loss"]) and row["reward"] != healthy["reward"] * 7 / 8
+
+
+def test_failed_rollouts_leave_a_short_minibatch_and_no_error(monkeypatch):
+    failing(monkeypatch, lambda number: number < 2)
+    row = trained(small_parts("policy.minibatch_size=4", "policy.loss.type=ppo", arm="value"), steps=1)[0]
+    assert row["rollouts_failed"] == 2 and row["policy_steps"] == 2 and math.isfinite(row["policy_loss"])
+
+
+@pytest.mark.parametrize("loss", ["ppo", "dapo"])
+def test_a_cut_softmax_trains_and_the_rollout_weight_says_by_how_much_it_was_cut(loss):
+    """The sampler's log-prob is that of the renormalised distribution: it is never below the trainer's."""
+    weight = "policy.loss.rollout_weight=true"
+    rows = trained(small_parts(HOT, "sampling.top_k=2", f"policy.loss.type={loss}", weight, arm="value"))
+    for row in rows:
+        assert 0.5 < row["rollout_weight_mean"] < 1 - 1e-4 and math.isfinite(row["policy_loss"])
+        assert row["update_gap_nats"] < 1e-4 < row["sampler_gap_nats"]
 
 
 def test_a_group_that_shrinks_to_one_is_dropped_for_group_estimators_and_kept_for_a_critic(monkeypatch):

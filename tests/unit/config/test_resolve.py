@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lecritique.config.estimators import AdaptiveLambda, LengthLambda
 from lecritique.config.load import Recipe, compose
 from lecritique.config.presets import PRESETS
 from lecritique.config.resolve import Facts, differences, resolve, uses_critic
@@ -80,6 +81,47 @@ def test_a_calibrated_lambda_becomes_a_number():
     assert config.estimator.gae_lambda == config.critic.value_target_lambda == 0.9998881543592094
 
 
+def test_a_lambda_of_the_responses_or_the_batchs_own_stays_what_it_is():
+    config = resolved("estimator.gae_lambda={alpha=0.05}", "critic.value_target_lambda={alpha=0.1}")
+    assert config.estimator.gae_lambda == LengthLambda(alpha=0.05)
+    assert config.critic.value_target_lambda == LengthLambda(alpha=0.1)
+    adapting = resolved("estimator.gae_lambda={bias_weight=2.0}")
+    assert adapting.estimator.gae_lambda == AdaptiveLambda(bias_weight=2.0)
+    for each in (config, adapting):
+        assert resolve(each, FACTS) == each == RunConfig.model_validate_json(each.model_dump_json())
+
+
+def test_targets_never_adapt():
+    with pytest.raises(ConfigurationError, match=r"unknown key 'critic\.value_target_lambda\.bias_weight'"):
+        configured("critic.value_target_lambda={bias_weight=1.0}")
+
+
+def test_an_adapting_lambda_needs_gamma_one_and_groups():
+    adapting = "estimator.gae_lambda={bias_weight=1.0}"
+    refused(adapting, "estimator.gamma=0.9", names=("estimator.gae_lambda", "estimator.gamma"))
+    refused(adapting, "rollout.group_size=1", names=("estimator.gae_lambda", "rollout.group_size"))
+    assert resolved("estimator.gae_lambda={alpha=0.05}", "estimator.gamma=0.9", "rollout.group_size=1")
+
+
+def test_fault_53_a_batch_is_whole_minibatches():
+    assert resolved().policy.minibatch_size == 128
+    assert resolved("policy.minibatch_size=32").policy.minibatch_size == 32
+    for batch, minibatch in ((10, 4), (8, 16)):
+        refused(
+            "rollout.group_size=2",
+            f"rollout.batch_size={batch}",
+            f"policy.minibatch_size={minibatch}",
+            names=("rollout.batch_size", "policy.minibatch_size"),
+        )
+
+
+@pytest.mark.parametrize(("key", "value"), [("policy.minibatch_size", 32), ("policy.epochs", 2)])
+def test_the_log_prob_alone_is_on_policy_for_one_step_only(key, value):
+    refused("policy.loss.type=reinforce", f"{key}={value}", names=("policy.loss.on_policy", key))
+    for loss in ("{type='reinforce',on_policy=false}", "{type='dppo'}", "{type='ppo'}", "{type='dapo'}"):
+        assert resolved(f"policy.loss={loss}", f"{key}={value}")
+
+
 @pytest.mark.parametrize("arm", ["mean", "leave_one_out", "tether", "evpo"])
 def test_a_group_estimator_needs_a_group(arm):
     # Known fault 18.
@@ -108,6 +150,11 @@ def test_the_log_prob_alone_may_be_cut():
     assert resolved("policy.loss.type=reinforce", "sampling.top_p=0.9", "sampling.top_k=5").sampling.top_k == 5
 
 
+@pytest.mark.parametrize("loss", ["ppo", "dapo"])
+def test_a_rollout_weight_corrects_for_a_cut_softmax(loss):
+    assert resolved(f"policy.loss.type={loss}", "sampling.top_p=0.95", "sampling.top_k=20").sampling.top_k == 20
+
+
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -129,9 +176,12 @@ def test_replay_sizes_fit_into_each_other(sizes):
 def test_the_critic_covers_the_tasks_rewards(rewards):
     facts = Facts(device="cpu", context_length=128, reward_range=rewards)
     refused(names=("critic.loss.type", "task.type", "bce"), facts=facts)
-    wide = "critic.loss={type='categorical',low=-1.0,high=2.0}"
-    assert resolved(wide, facts=facts).critic.loss.high == 2.0
-    assert resolved("critic.loss.type=mse", facts=facts).critic.loss.type == "mse"
+    for kind in ("categorical", "hl_gauss"):
+        wide = f"critic.loss={{type='{kind}',low=-1.0,high=2.0}}"
+        assert resolved(wide, facts=facts).critic.loss.high == 2.0
+        refused(f"critic.loss.type={kind}", names=("critic.loss.type", "task.type", kind), facts=facts)
+    for kind in ("mse", "clipped_mse"):
+        assert resolved(f"critic.loss.type={kind}", facts=facts).critic.loss.type == kind
     assert not uses_critic(resolved(arm="mean", facts=facts))  # no critic, nothing to cover
 
 

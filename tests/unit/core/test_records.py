@@ -111,6 +111,26 @@ def test_value_samples_hold_frozen_targets_of_every_segment():
         dataclasses.replace(sample, value_targets=(np.ones(4),))
 
 
+def test_optional_columns_are_held_to_the_same():
+    """Frozen, one entry per token, one column per segment; None where nothing needs them."""
+    column = np.zeros(5)
+    held = credited(trajectory())
+    assert held.token_rho is None and held.old_logprobs is None
+    sample = ValueSample(
+        rollout_id=RID, trajectories=(trajectory(),), contexts=(None,), value_targets=(column,), value_version=0
+    )
+    assert sample.old_values is None
+    for name in ("token_rho", "old_logprobs", "values"):
+        assert not getattr(dataclasses.replace(held, **{name: column}), name).flags.writeable
+        with pytest.raises(ValueError, match=f"{name} has 4 entries, expected 5"):
+            dataclasses.replace(held, **{name: np.zeros(4)})
+    assert not dataclasses.replace(sample, old_values=(column,)).old_values[0].flags.writeable
+    with pytest.raises(ValueError, match="old_values has 4 entries, expected 5"):
+        dataclasses.replace(sample, old_values=(np.zeros(4),))
+    with pytest.raises(ValueError, match="segments and old_values differ in number"):
+        dataclasses.replace(sample, old_values=())
+
+
 def test_a_rollout_has_either_a_reward_or_an_error():
     fields = {"rollout_id": RID, "task": TASK, "turns": (), "closing_ids": np.zeros(0), "truncated": False}
     assert Rollout(**fields, reward=0.0, error=None).status == "ok"

@@ -9,11 +9,20 @@ import numpy as np
 import pytest
 from scored import MASK, group, random_group, spread
 
-from lecritique.config.estimators import Evpo, GroupMean, LeaveOneOut, Tether, Value
+from lecritique.config.estimators import (
+    AdaptiveLambda,
+    Evpo,
+    GaeLambda,
+    GroupMean,
+    LeaveOneOut,
+    LengthLambda,
+    Tether,
+    Value,
+)
 from lecritique.core.errors import CheckpointError
 from lecritique.credit.crediting import Crediting, metrics_of, value_fit_of
 from lecritique.credit.estimators import token_credits
-from lecritique.credit.tether import TetherController
+from lecritique.credit.tether import BucketedTetherController, TetherController
 from lecritique.numerics.tether import tether_fit
 
 
@@ -240,3 +249,130 @@ def test_the_controller_gets_the_contract_of_the_estimator() -> None:
     # x = V - B = [1, -.5], y = Q - B with discounting: the fit is unclipped.
     assert one.tether.rho == pytest.approx(0.5 * one.tether.last_fit) and one.tether.last_fit > 1.0
     assert tether_fit(one.tether.last_sums, ridge=1e-3) == one.tether.last_fit
+
+
+def long_group(seed: int, *, row: int = 0, lengths=(1500, 1100, 40)):
+    """Members of more and of less than 1,024 action tokens, observation tokens in front."""
+    rng = np.random.default_rng([seed, row])
+    masks = [[0, 0, *[1] * n] for n in lengths]
+    returns = [1.0, 0.0, float(rng.random() < 0.5)]
+    # The critic is good early and says the opposite late, so that the buckets come to differ.
+    values = [
+        np.where(np.arange(n) < 1024, 0.3 + 0.4 * r, 1.2 - 1.4 * r) + 0.05 * rng.normal(size=n)
+        for n, r in zip(lengths, returns, strict=True)
+    ]
+    return group(returns, values, row=row, masks=masks)
+
+
+def test_tether_with_a_horizon_has_a_coefficient_by_position() -> None:
+    one = crediting(Tether(horizon=4096, decay=0.5), batch_size=3)
+    assert isinstance(one.tether, BucketedTetherController) and len(one.tether.rhos) == 4
+    first = one.credit([long_group(0)], warm=True)
+    assert first.rho == 0.0 and all(
+        not member.token_rho[member.trajectory.action_mask].any() for member in first.members
+    )
+    rhos = one.tether.rhos
+    assert rhos[0] > 0.2 and rhos[1] == 0.0 and one.tether.skipped == (0, 0, 1, 1)  # clipped at 0 late
+    of = long_group(1)
+    second = one.credit([of], warm=True)
+    returns = [t.episode_return for t in of.trajectories]
+    for m, member in enumerate(second.members):
+        on = member.trajectory.action_mask
+        rho = np.where(np.arange(on.sum()) < 1024, rhos[0], rhos[1])
+        baseline = (sum(returns) - returns[m]) / 2
+        expected = returns[m] - ((1 - rho) * baseline + rho * of.predictions[m].values[on])
+        np.testing.assert_allclose(member.advantages[on], expected, atol=1e-12)
+        np.testing.assert_allclose(member.token_rho, np.where(on, spread(rho, on), 1.0), atol=1e-15)
+        assert member.rho == pytest.approx(rho.mean())
+    tokens = np.array([m.trajectory.action_tokens for m in second.members])
+    assert second.rho == pytest.approx(float(tokens @ [m.rho for m in second.members]) / tokens.sum())
+    metrics = metrics_of(second, one)
+    fits = [fit for fit in one.tether.last_fits if fit is not None]
+    assert len(fits) == 2 and metrics["rho_fit"] == pytest.approx(np.mean(fits))
+    assert metrics["rho"] == second.rho and metrics["rho_skipped"] == 4.0
+
+
+def test_one_bucket_in_use_is_plain_tether() -> None:
+    """Responses that end in the first bucket are credited as without a horizon."""
+    plain, bucketed = crediting(Tether()), crediting(Tether(horizon=2048))
+    for seed in range(4):
+        of = [random_group(seed, row=seed)]
+        expected, got = plain.credit(of, warm=True), bucketed.credit(of, warm=True)
+        np.testing.assert_allclose(np.concatenate(advantages(got)), np.concatenate(advantages(expected)), atol=1e-12)
+    assert bucketed.tether.rhos[0] == pytest.approx(plain.tether.rho) != 0.0
+    assert {m.token_rho for m in expected.members} == {None}
+    cold = crediting(Tether(horizon=2048)).credit(of, warm=False)
+    assert {m.token_rho for m in cold.members} == {m.rho for m in cold.members} == {None}
+
+
+def test_the_state_of_buckets_is_restored_and_another_horizon_is_an_error() -> None:
+    one, other = crediting(Tether(horizon=4096), batch_size=3), crediting(Tether(horizon=4096), batch_size=3)
+    one.credit([long_group(0)], warm=True)
+    state = json.loads(json.dumps(one.state()))
+    other.tether.restore(state["tether"])
+    assert other.tether.rhos == one.tether.rhos
+    with pytest.raises(CheckpointError, match="buckets"):
+        crediting(Tether(horizon=8192), batch_size=3).tether.restore(state["tether"])
+
+
+@pytest.mark.parametrize("horizon", [0, 2048])
+def test_lambdas_of_other_kinds_are_other_contracts(horizon: int) -> None:
+    kinds = [1.0, 0.05, LengthLambda(alpha=0.05), LengthLambda(alpha=0.1), AdaptiveLambda(bias_weight=1.0)]
+    states = [crediting(Tether(gae_lambda=kind, horizon=horizon)).state()["tether"] for kind in kinds]
+    for a, kind in enumerate(kinds):
+        for b, state in enumerate(states):
+            own = crediting(Tether(gae_lambda=kind, horizon=horizon)).tether
+            if a == b:
+                own.restore(state)
+            else:
+                with pytest.raises(CheckpointError, match="gae_lambda"):
+                    own.restore(state)
+
+
+def test_the_lambda_of_the_batch_is_recorded_where_there_is_a_critic() -> None:
+    groups = [random_group(seed, row=seed) for seed in range(2)]
+
+    def recorded(estimator):
+        one = crediting(estimator)
+        return metrics_of(one.credit(groups, warm=True), one).get("gae_lambda")
+
+    assert recorded(Value()) == recorded(Tether()) == recorded(Evpo()) == 1.0
+    assert recorded(Value(gae_lambda=0.9)) == pytest.approx(0.9, abs=1e-15)
+    assert recorded(Value(gae_lambda=GaeLambda(retained=0.5, length=2))) == pytest.approx(0.5**0.5)
+    lengths = [t.action_tokens for of in groups for t in of.trajectories]
+    assert recorded(Value(gae_lambda=LengthLambda(alpha=0.5))) == pytest.approx(
+        np.mean([max(0.0, 1 - 2 / n) for n in lengths])
+    )
+    assert recorded(GroupMean()) is None and recorded(LeaveOneOut()) is None
+
+
+@pytest.mark.parametrize("estimator", [Value, Tether, Evpo])
+def test_an_adapting_lambda_starts_at_one_and_never_depends_on_its_own_batch(estimator) -> None:
+    kind = AdaptiveLambda(bias_weight=1.0, decay=0.5)
+    one = crediting(estimator(gae_lambda=kind))
+    first = one.credit([random_group(0)], warm=True)
+    assert first.gae_lambda == 1.0
+    plain = crediting(estimator()).credit([random_group(0)], warm=True)
+    assert advantages(first) == advantages(plain)
+    after = one.adapting.gae_lambda
+    assert 0.0 < after < 1.0
+    values = [[0.3, 0.5, 0.2], [0.6, 0.1, 0.9], [0.4, 0.4, 0.8]]
+    for changed in (0.0, 1.0):
+        other = crediting(estimator(gae_lambda=kind))
+        other.credit([random_group(0)], warm=True)
+        assert other.credit([group([changed, 1.0, 0.0], values)], warm=True).gae_lambda == pytest.approx(
+            after, rel=1e-14
+        )
+        assert other.adapting.gae_lambda != after
+
+
+def test_a_cold_critic_says_nothing_of_its_accuracy() -> None:
+    one = crediting(Value(gae_lambda=AdaptiveLambda(bias_weight=1.0)), warmup_updates=5)
+    one.credit([random_group(0, version=4)], warm=False)
+    assert one.adapting.gae_lambda == 1.0
+    one.credit([random_group(0, version=4), random_group(1, row=1, version=5)], warm=True)
+    only = crediting(Value(gae_lambda=AdaptiveLambda(bias_weight=1.0)))
+    only.credit([random_group(1, row=1)], warm=True)
+    assert one.adapting.gae_lambda == only.adapting.gae_lambda < 1.0
+    assert one.state()["gae_lambda"]["seen"] == only.state()["gae_lambda"]["seen"]
+    assert crediting(Value()).state()["gae_lambda"] is None

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from scored import MASK, group, random_group, spread
 from small_models import trajectory
 
-from lecritique.config.estimators import Evpo, GaeLambda, GroupMean, LeaveOneOut, Tether, Value
+from lecritique.config.estimators import (
+    AdaptiveLambda,
+    Evpo,
+    GaeLambda,
+    GroupMean,
+    LeaveOneOut,
+    LengthLambda,
+    SoftPenalty,
+    Tether,
+    Value,
+)
 from lecritique.credit.estimators import advantages_of, baselines_of, credited, discounting, token_credits
 
 
@@ -173,3 +184,61 @@ def test_the_record_says_what_the_credit_was_made_from() -> None:
         **fields, "group": group([1.0])
     })  # fmt: skip
     assert bare.values is None and bare.value_version is None
+
+
+def test_a_lambda_by_length_is_each_trajectorys_own_by_its_action_tokens() -> None:
+    """max(0, 1 - 1 / (alpha T)), for advantages and targets apart; observation tokens do not count."""
+    groups = [random_group(seed, row=seed) for seed in range(2)]
+    estimator = Value(gae_lambda=LengthLambda(alpha=0.4))
+    found = token_credits(groups, estimator, value_target_lambda=LengthLambda(alpha=0.8))
+    everything = [(t, p) for of in groups for t, p in zip(of.trajectories, of.predictions, strict=True)]
+    for credit, (own, prediction) in zip(found, everything, strict=True):
+        on, v = own.action_mask, prediction.values[own.action_mask]
+        lam, target_lam = (max(0.0, 1 - 1 / (alpha * len(v))) for alpha in (0.4, 0.8))
+        expected = literal_gae(own.episode_return, v, gamma=1.0, lam=lam)
+        targets = v + literal_gae(own.episode_return, v, gamma=1.0, lam=target_lam)
+        np.testing.assert_allclose(credit.advantages_T, spread(expected, on), atol=1e-12)
+        np.testing.assert_allclose(credit.targets_T, spread(targets, on), atol=1e-12)
+        assert credit.gae_lambda == pytest.approx(lam, abs=1e-15)
+    assert len({credit.gae_lambda for credit in found}) > 2
+
+
+def test_an_adapting_lambda_is_the_one_given_for_the_batch() -> None:
+    of, adapting = random_group(3), Value(gae_lambda=AdaptiveLambda(bias_weight=1.0))
+    for lam in (1.0, 0.7):
+        got = token_credits([of], adapting, value_target_lambda=1.0, adapted_lambda=lam)
+        expected = token_credits([of], Value(gae_lambda=lam), value_target_lambda=1.0)
+        assert [c.advantages_T.tolist() for c in got] == [c.advantages_T.tolist() for c in expected]
+        assert {c.gae_lambda for c in got} == {lam}
+    fixed = token_credits([of], Value(gae_lambda=0.5), value_target_lambda=1.0, adapted_lambda=0.7)
+    assert {c.gae_lambda for c in fixed} == {0.5}
+
+
+def test_overlong_responses_are_penalised_where_returns_are_compared_and_nowhere_else() -> None:
+    """Limit 4, cache 2: lengths 2, 3, 5 cost 0, 1/2, 1."""
+    masks = [(0, 1, 1), (0, 1, 0, 1, 1), (0, 1, 1, 1, 1, 1)]
+    of = group([1.0, 1.0, 0.0], masks=masks)
+    estimator = GroupMean(overlong=SoftPenalty(limit=4, cache=2))
+    shaped = np.array([1.0, 0.5, -1.0])
+    for column, mask, expected in zip(columns(of, estimator), masks, shaped - shaped.mean(), strict=True):
+        np.testing.assert_allclose(column, spread([expected] * sum(mask), mask), atol=1e-12)
+    assert baselines_of(of, estimator, use_critic=False) == pytest.approx([shaped.mean()] * 3)
+    scaled = GroupMean(scale="std", overlong=SoftPenalty(limit=4, cache=2))
+    expected = (shaped - shaped.mean()) / (shaped.std(ddof=1) + 1e-6)
+    assert [first(c, m) for c, m in zip(columns(of, scaled), masks, strict=True)] == pytest.approx(expected.tolist())
+    targets = token_credits([of], estimator, value_target_lambda=1.0)
+    assert [c.targets_T.max() for c in targets] == [1.0, 1.0, 0.0]
+    roomy = GroupMean(overlong=SoftPenalty())
+    assert [c.tolist() for c in columns(of, roomy)] == [c.tolist() for c in columns(of, GroupMean())]
+
+
+def test_tether_by_position_credits_each_token_with_its_own_coefficient() -> None:
+    values = [[0.6, 0.8, 0.7], [0.4, 0.2, 0.1], [0.5, 0.9, 0.3]]
+    of = group([1, 0, 1], values)
+    rhos = [torch.tensor(spread(np.arange(3) * 0.25 + m / 10, MASK) + ~np.array(MASK, dtype=bool)) for m in range(3)]
+    for m, (column, reward, baseline) in enumerate(
+        zip(columns(of, Tether(), rho=rhos), [1, 0, 1], [0.5, 1, 0.5], strict=True)
+    ):
+        own = rhos[m].numpy()[np.array(MASK, dtype=bool)]
+        expected = reward - ((1 - own) * baseline + own * np.array(values[m]))
+        np.testing.assert_allclose(column, spread(expected, MASK), atol=1e-12)

@@ -13,7 +13,7 @@ from scored import random_group
 from small_models import small_policy
 
 from lecritique.config.estimators import GroupMean, LeaveOneOut, OptimizerConfig, Tether, Value
-from lecritique.config.losses import Bce
+from lecritique.config.losses import Bce, ClippedMse, Ppo
 from lecritique.config.schema import PolicySection
 from lecritique.core.metrics import CATALOG, ValueFit
 from lecritique.core.moments import Moments
@@ -48,18 +48,27 @@ def context_of(task: Task) -> ContextInsertion:
     return ContextInsertion(position=0, token_ids=np.array([number % 7, 1 + number % 11]))
 
 
-def learner(estimator, *, warmup_updates: int = 0, ship: bool = False, context=context_of, batch: int = 8) -> Learner:
+def learner(
+    estimator,
+    *,
+    warmup_updates: int = 0,
+    ship: bool = False,
+    context=context_of,
+    batch: int = 8,
+    value_loss=None,
+    **policy_section,
+) -> Learner:
     store, policy = MemoryWeightStore(), small_policy()
     values = None
     if estimator.type in ("value", "tether", "evpo"):
-        models = [ValueModel.from_policy(policy, Bce(), seed=3) for _ in range(2)]
+        models = [ValueModel.from_policy(policy, value_loss or Bce(), seed=3) for _ in range(2)]
         values = ValueSystem(
             evaluator=ValueEvaluator(models[0], store, max_tokens=1000, context_length=100),
             trainer=ValueTrainer(models[1], OptimizerConfig(learning_rate=1e-2), store, max_tokens=1000),
             replay=ReplayBuffer(batch_size=batch, max_uses=1),
             updates_per_step=1,
         )
-    config = PolicySection(optimizer=OptimizerConfig(learning_rate=1e-3))
+    config = PolicySection(optimizer=OptimizerConfig(learning_rate=1e-3), **policy_section)
     return Learner(
         policy=PolicyTrainer(policy, config, store, temperature=1.0, max_tokens=1000),
         crediting=Crediting(estimator, value_target_lambda=1.0, batch_size=batch, warmup_updates=warmup_updates),
@@ -163,6 +172,7 @@ def test_value_samples_carry_the_context_that_scored_them_and_frozen_targets() -
         assert sample.trajectories[0] is member.trajectory and sample.value_version == 0
         on = member.trajectory.action_mask
         assert set(sample.value_targets[0][on].tolist()) == {member.trajectory.episode_return}
+        assert sample.old_values[0].tolist() == member.values.tolist()
         with pytest.raises(ValueError, match="read-only"):
             sample.value_targets[0][0] = 1.0
 
@@ -214,3 +224,29 @@ def test_every_metric_is_in_the_catalog_and_finite_where_defined() -> None:
         assert metrics.keys() <= CATALOG.keys()
         undefined = {name for name, value in metrics.items() if not math.isfinite(value)}
         assert not undefined
+
+
+def test_several_optimizer_steps_make_one_version() -> None:
+    one = learner(Value(), loss=Ppo(), minibatch_size=2, epochs=2, value_loss=ClippedMse())
+    assert one.policy.publish().version == 0
+    for step in (1, 2):
+        outcome = score_then_train(one, batch_of(step))
+        assert outcome.trained and outcome.metrics["policy_steps"] == 8 * step
+        assert one.policy.publish().version == one.policy.version == step
+        assert outcome.metrics["update_gap_nats"] > 0 and 0 <= outcome.metrics["value_clip_fraction"] <= 1
+        # The sampler of these trajectories is version 0.
+        assert outcome.metrics["staleness_max"] == step - 1
+        assert outcome.metrics.keys() <= CATALOG.keys()
+
+
+def test_values_that_clip_the_critic_are_those_that_credited_the_rollout_however_late_it_is_trained_on() -> None:
+    one = learner(Value(), value_loss=ClippedMse(), batch=4)
+    trained: list[ValueSample] = []
+    update = one.values.trainer.update
+    one.values.trainer.update = lambda batch: trained.extend(batch.samples) or update(batch)
+    said = {}
+    for step in range(3):
+        outcome = score_then_train(one, batch_of(step))
+        said |= {m.trajectory.rollout_id: m.values.tolist() for m in outcome.credit.members}
+    assert len(trained) == 12
+    assert all(sample.old_values[0].tolist() == said[sample.rollout_id] for sample in trained)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from small_models import small_policy, trajectory
 
 from lecritique.config.estimators import OptimizerConfig
-from lecritique.config.losses import Bce, Categorical, Mse
+from lecritique.config.losses import Bce, Categorical, ClippedMse, HlGauss, Mse
 from lecritique.core.errors import DivergenceError
 from lecritique.core.trajectory import ContextInsertion, ValueBatch, ValueSample
 from lecritique.critic.trainer import ValueTrainer
@@ -28,6 +29,7 @@ def sample(member: int, mask: list[int], *, targets: float | None = None) -> Val
     return ValueSample(
         rollout_id=own.rollout_id, trajectories=(own,), contexts=(CONTEXT if member % 2 else None,),
         value_targets=(np.where(own.action_mask, column, np.nan),), value_version=0,
+        old_values=(np.where(own.action_mask, np.random.default_rng(50 + member).random(len(mask)), np.nan),),
     )  # fmt: skip
 
 
@@ -46,7 +48,11 @@ def gradients(one: ValueTrainer) -> torch.Tensor:
     return torch.cat([parameter.grad.flatten().double() for parameter in one.model.parameters()])
 
 
-@pytest.mark.parametrize("loss", [Bce(), Mse(), Categorical(atoms=5)], ids=lambda loss: loss.type)
+@pytest.mark.parametrize(
+    "loss",
+    [Bce(), Mse(), Categorical(atoms=5), HlGauss(low=-0.5, high=1.5, atoms=9), ClippedMse(eps_v=0.3)],
+    ids=lambda loss: loss.type,
+)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 def test_fault_9_loss_and_gradient_are_the_same_for_every_split(loss, dtype, tolerance: float) -> None:
     whole = trainer(loss, dtype=dtype)
@@ -55,6 +61,7 @@ def test_fault_9_loss_and_gradient_are_the_same_for_every_split(loss, dtype, tol
         split = trainer(loss, max_tokens=max_tokens, dtype=dtype)
         found = split.update(batch())
         assert found["value_loss"] == pytest.approx(expected["value_loss"], rel=tolerance)
+        assert found.get("value_clip_fraction") == expected.get("value_clip_fraction")
         gap = (gradients(split) - gradients(whole)).norm() / gradients(whole).norm()
         assert gap < tolerance
 
@@ -67,6 +74,43 @@ def test_fault_9_squared_errors_of_one_and_three_tokens_have_the_token_mean() ->
         with torch.no_grad():
             one.model.head.weight.zero_()
         assert one.update(ValueBatch.of(samples))["value_loss"] == pytest.approx(0.40625)
+
+
+def saying(value: float, loss) -> ValueTrainer:
+    """A critic whose value is the same everywhere."""
+    one = trainer(loss)
+    with torch.no_grad():
+        one.model.head.weight.zero_()
+        one.model.head.bias.fill_(value)
+    return one
+
+
+@pytest.mark.parametrize(
+    ("target", "old", "new", "expected", "clipped"), [(10.0, 5.0, 1.0, 40.5, 0.0), (1.0, 0.5, 0.9, 0.045, 1.0)]
+)
+def test_fault_12_the_clipped_value_loss_takes_the_max(target, old, new, expected, clipped) -> None:
+    each = sample(0, [0, 1, 1], targets=target)
+    each = dataclasses.replace(each, old_values=(np.array([np.nan, old, old]),))
+    one = saying(new, ClippedMse(eps_v=0.2))
+    found = one.update(ValueBatch.of((each,)))
+    assert found["value_loss"] == pytest.approx(expected, rel=1e-12)
+    assert found["value_clip_fraction"] == clipped
+    assert (found["value_grad_norm"] == 0.0) == bool(clipped)
+
+
+def test_where_nothing_is_clipped_the_loss_is_mse_and_reports_no_fraction_of_its_own() -> None:
+    wide, plain = trainer(ClippedMse(eps_v=1e6)), trainer(Mse())
+    found, expected = wide.update(batch()), plain.update(batch())
+    assert found.pop("value_clip_fraction") == 0.0 and found == expected
+    assert torch.equal(gradients(wide), gradients(plain))
+    assert 0.0 < trainer(ClippedMse(eps_v=0.3)).update(batch())["value_clip_fraction"] < 1.0
+
+
+def test_a_clipped_loss_without_the_values_that_credited_the_rollout_is_an_error() -> None:
+    bare = ValueBatch.of((dataclasses.replace(sample(0, [0, 1]), old_values=None),))
+    with pytest.raises(ValueError, match=r"'critic\.loss\.type' = 'clipped_mse'"):
+        trainer(ClippedMse()).update(bare)
+    assert trainer(Mse()).update(bare)["value_loss"] > 0.0
 
 
 def test_the_loss_is_the_mean_of_the_token_losses_of_each_sequence_alone() -> None:

@@ -12,12 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from small_models import VOCABULARY, small_policy
 
-from lecritique.config.losses import Bce, Categorical, Mse
+from lecritique.config.losses import Bce, Categorical, ClippedMse, HlGauss, Mse
 from lecritique.core.errors import CheckpointError
 from lecritique.models.scoring import TokenRow, values
 from lecritique.models.value_model import ValueModel, load_value_weights, save_value_model
+from lecritique.numerics.value_losses import hl_gauss
 
-LOSSES = [Bce(), Categorical(low=-1.0, high=2.0, atoms=7), Mse()]
+LOSSES = [Bce(), Categorical(low=-1.0, high=2.0, atoms=7), HlGauss(atoms=7), Mse(), ClippedMse()]
 ROWS = [TokenRow(token_ids=np.arange(length) * 5 % VOCABULARY, mask=np.arange(length) > 1) for length in (6, 9)]
 
 
@@ -34,7 +35,8 @@ def trained_twice(model: ValueModel) -> ValueModel:
     for _ in range(2):
         adamw.zero_grad()
         outputs = model.head_outputs(model.hidden_states(torch.tensor([[1, 2, 3, 4]]))[0])
-        model.losses_of(outputs, torch.ones(4, dtype=outputs.dtype)).mean().backward()
+        ones = torch.ones(4, dtype=outputs.dtype)
+        model.token_losses(outputs, ones, ones).loss_N.mean().backward()
         adamw.step()
     return model
 
@@ -134,3 +136,28 @@ def test_the_head_of_a_bfloat16_backbone_is_float32() -> None:
     model = critic(dtype=torch.bfloat16)
     assert model.head.weight.dtype == torch.float32
     assert model.head_outputs(model.hidden_states(torch.tensor([[1, 2]]))[0]).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(Mse(), ClippedMse()), (Categorical(atoms=7), HlGauss(atoms=7)), (Bce(), Categorical(atoms=2))],
+    ids=lambda loss: loss.type,
+)
+def test_losses_that_read_the_same_values_from_a_head_take_it_from_each_other(tmp_path: Path, first, second) -> None:
+    saved = trained_twice(critic(first))
+    save_value_model(saved, tmp_path)
+    other = critic(second, seed=99)
+    load_value_weights(other, tmp_path)
+    assert scored(other) == scored(saved)
+    with pytest.raises(CheckpointError, match="trained with the loss"):
+        load_value_weights(critic(HlGauss(low=-1.0, atoms=7)), tmp_path)
+
+
+def test_the_histogram_loss_is_lowest_where_its_value_is_the_target() -> None:
+    """`hl_gauss` reads its value as `categorical` does, and spreads the target as numerics says."""
+    one = critic(HlGauss(low=-1.0, high=2.0, atoms=31, sigma_bins=0.5))
+    target = torch.tensor([0.4], dtype=torch.float64)
+    logits = hl_gauss(target, low=-1.0, high=2.0, atoms=31, sigma_bins=0.5).clamp(min=1e-30).log().requires_grad_()
+    assert one.values_of(logits.detach()).item() == pytest.approx(0.4, abs=1e-3)
+    one.losses_of(logits, target).sum().backward()
+    assert logits.grad.abs().max() < 1e-12

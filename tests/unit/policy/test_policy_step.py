@@ -12,7 +12,7 @@ import torch
 from small_models import credited, literal_logprobs, small_policy, trajectory
 
 from lecritique.config.estimators import OptimizerConfig
-from lecritique.config.losses import Dppo, Reinforce
+from lecritique.config.losses import Dapo, Dppo, Ppo, Reinforce
 from lecritique.config.schema import PolicySection
 from lecritique.core.errors import DivergenceError
 from lecritique.core.trajectory import CreditedTrajectory, PolicyBatch
@@ -22,7 +22,11 @@ from lecritique.policy.trainer import PolicyTrainer
 MASKS = [[0, 1, 1], [0, 0, 1, 1, 0, 1, 1, 1, 1, 1], [0, 1], [0, 0, 0, 1, 0], [0, 1, 1, 1, 1, 1]]
 WHOLE = 100_000
 LOSSES = [loss(reduction=reduction) for loss in (Dppo, Reinforce) for reduction in ("token_mean", "response_mean")] + [
-    Reinforce(on_policy=False)
+    Reinforce(on_policy=False),
+    Ppo(),
+    Ppo(rollout_weight=False, reduction="token_mean"),
+    Dapo(),
+    Dapo(rollout_weight=True, rollout_weight_cap=0.2, reduction="response_mean"),
 ]
 
 
@@ -73,6 +77,8 @@ def token_loss(loss, lp: float, lq: float, advantage: float) -> float:
     """The losses of the method sheet, section 1, for one token."""
     if isinstance(loss, Reinforce):
         return -advantage * (lp if loss.on_policy else math.exp(lp - lq))
+    if isinstance(loss, Ppo | Dapo):  # one step: the ratio to the policy before it is 1
+        return -advantage * (min(math.exp(lp - lq), loss.rollout_weight_cap) if loss.rollout_weight else 1.0)
     moved = math.exp(lp) - math.exp(lq)
     dropped = moved > loss.mask_high if advantage > 0 else moved < -loss.mask_low
     return -(not dropped) * advantage * math.exp(lp - lq) + loss.kl_coef * (lp - lq) ** 2
