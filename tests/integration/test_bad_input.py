@@ -30,7 +30,7 @@ def ask(capfd, monkeypatch, tmp_path):
     """Call in an empty folder that must stay as it is."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_task.py").write_text(OWN_TASK)
-    (tmp_path / "broken_task.py").write_text("raise RuntimeError('two\\nlines')")
+    (tmp_path / "crashing_task.py").write_text("raise RuntimeError('two\\nlines')")
     (tmp_path / "broken.toml").write_text("[run\n")
     (tmp_path / "typo.toml").write_text('[task]\ntype = "sudoku"\n[rn]\nsteps = 3\n')
     (tmp_path / "no_task.toml").write_text("[run]\nsteps = 3\n")
@@ -70,7 +70,7 @@ WRONG = {
     "no such task class": (("train", "demo", "task.type=own_task:Incomplet"), "did you mean 'Incomplete'?"),
     "not a task class": (("train", "demo", "task.type=own_task:NOT_A_CLASS"), "NOT_A_CLASS"),
     "a task that lacks methods": (("train", "demo", "task.type=own_task:Incomplete"), "lacks"),
-    "a task that fails to import": (("train", "demo", "task.type=broken_task:X"), "RuntimeError", "two lines"),
+    "a task that fails to import": (("train", "demo", "task.type=crashing_task:X"), "RuntimeError", "two lines"),
     "no such task option": (("train", "demo", "task.siez=4"), "task.siez", "did you mean 'size'?"),
     "a wrong task option": (("train", "demo", "task.size=5"), "task.size", "got 5"),
     "no such data set": (("train", "demo", "task.type=reasoning_gym", "task.dataset=chain_sums"), "chain_sum"),

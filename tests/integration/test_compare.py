@@ -148,20 +148,9 @@ def test_a_new_seed_runs_alone_and_an_unfinished_run_is_done_again_with_its_rema
     before = run_files(done)
     unfinished = done / "tether" / "seed-0"
     (unfinished / "status.json").write_text('{"state": "running", "step": 1, "steps": 3}')
-    arguments = (
-        "compare",
-        "demo",
-        *SHORT,
-        "--arms",
-        "mean,tether",
-        "--seeds",
-        "0,1",
-        "--jobs",
-        "2",
-        "--out",
-        str(done),
-    )
-    answer = call(capfd, monkeypatch, *arguments)
+    command = ("compare", "demo", *SHORT, "--out", str(done))
+    both = ("--arms", "mean,tether", "--seeds", "0,1", "--jobs", "2")
+    answer = call(capfd, monkeypatch, *command, *both)
     assert answer.code == 0 and "3 runs to do, 1 done already" in answer.out
     after = run_files(done)
     assert {name: held for name, held in before.items() if name.startswith("mean")} == {
@@ -182,7 +171,7 @@ def test_a_new_seed_runs_alone_and_an_unfinished_run_is_done_again_with_its_rema
     ]
     assert rewards[0] == rewards[1]
     # Asked for less, the report still holds everything.
-    answer = call(capfd, monkeypatch, *arguments, "tether", "--seeds", "1")
+    answer = call(capfd, monkeypatch, *command, "--arms", "tether", "--seeds", "1")
     assert answer.code == 0 and "0 runs to do, 1 done already" in answer.out
     assert list(record(done, "summary.json")["arms"]) == ["mean", "tether"]
     assert record(done, "compare.json")["seeds"] == [0, 1]
