@@ -8,8 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lecritique.numerics.precision import require_shape, select, widen
+from lecritique.numerics.precision import require_mask, require_shape, select, widen
 from lecritique.numerics.whitening import whiten
+
+# Tokens fused at once: what is read and written in between stays in the processor's cache.
+_BLOCK = 1 << 16
 
 
 def teacher_gap(teacher_logprobs_N: Tensor, logprobs_N: Tensor, *, action_mask_N: Tensor | None = None) -> Tensor:
@@ -128,15 +131,26 @@ def fused_advantages(
     Source: VP section 3; method sheet section 6.
     """
     require_shape("gaps", gap_N, advantages_N)
-    advantages = select(action_mask_N, widen(advantages_N.detach()))
-    gap = select(action_mask_N, widen(gap_N.detach()))
+    everything = torch.ones_like(advantages_N, dtype=torch.bool) if action_mask_N is None else action_mask_N
+    require_mask(everything, advantages_N)
+    columns = (advantages_N.detach(), gap_N.detach(), everything)
+    blocks = zip(*(column.flatten().split(_BLOCK) for column in columns), strict=True)
+    pieces = [
+        _fused_block(advantages, gap, mask, eps_w=eps_w, tau=tau, delta=delta, masked=masked)
+        for advantages, gap, mask in blocks
+    ]
+    scaled = torch.cat(pieces).reshape(advantages_N.shape)
+    return whiten(scaled, everything) if whitened else scaled
+
+
+def _fused_block(
+    advantages_N: Tensor, gap_N: Tensor, mask_N: Tensor, *, eps_w: float, tau: float, delta: float, masked: bool
+) -> Tensor:
+    advantages, gap = select(mask_N, widen(advantages_N)), select(mask_N, widen(gap_N))
     scaled = advantages * fusion_weight(gap, eps_w=eps_w)
     if masked:
         scaled = torch.where(fusion_gate(advantages, gap, tau=tau, delta=delta), scaled, advantages)
-    if not whitened:
-        return scaled
-    everything = torch.ones_like(scaled, dtype=torch.bool) if action_mask_N is None else action_mask_N
-    return whiten(scaled, everything)
+    return scaled
 
 
 def rlsd_advantages(
