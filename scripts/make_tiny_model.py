@@ -65,7 +65,7 @@ class Source:
     measured_options: Mapping[str, Any]
     rows: int
     per_step: tuple[int, ...]
-    checked_per_step: int
+    checked_per_step: tuple[int, ...]
     placements: tuple[str | None, ...]
     max_turn_tokens: int
 
@@ -94,8 +94,8 @@ def sources() -> tuple[Source, ...]:
             options={**sudoku, "form": "single_turn", "min_empty": 4, "max_empty": 11},
             measured_options={**sudoku, "form": "single_turn", "min_empty": 10, "max_empty": 10},
             rows=60_000,
-            per_step=(24, 28),
-            checked_per_step=36,
+            per_step=(24, 32, 16),
+            checked_per_step=(0, 48, 32),
             placements=OFTEN_PLAIN,
             max_turn_tokens=18,
         ),
@@ -105,8 +105,8 @@ def sources() -> tuple[Source, ...]:
             options={**sudoku, "form": "multi_turn", "min_empty": 4, "max_empty": 10},
             measured_options={**sudoku, "form": "multi_turn", "min_empty": 10, "max_empty": 10},
             rows=60_000,
-            per_step=(48, 24),
-            checked_per_step=28,
+            per_step=(48, 24, 24),
+            checked_per_step=(0, 16, 48),
             placements=SELDOM_PLAIN,
             max_turn_tokens=3,
         ),
@@ -116,18 +116,19 @@ def sources() -> tuple[Source, ...]:
             options=CHAIN_SUM,
             measured_options=CHAIN_SUM,
             rows=2_500,
-            per_step=(16, 64),
-            checked_per_step=8,
+            per_step=(16, 64, 24),
+            checked_per_step=(0, 8, 8),
             placements=OFTEN_PLAIN,
             max_turn_tokens=6,
         ),
     )
 
 
-# Steps and peak learning rate. Sums are learnt late, once copying and Sudoku work, and so is checking a dialogue
-# against the reference: both have their weight in the second phase.
-PHASES = ((540, 6e-3), (700, 4e-3))
-CHECKING_PHASE = 1
+# Steps, peak learning rate, and the token that marks a departure in checked examples (None: there are none).
+# Sums are learnt late, once copying and Sudoku work, and so is checking a dialogue against the reference: both have
+# their weight in the second phase. The end token is an easy mark to learn first, because the model says it
+# already, but in the form of several turns it says nothing: the third phase replaces it by the pad token.
+PHASES = ((540, 6e-3, None), (700, 4e-3, END_ID), (300, 2e-3, PAD_ID))
 NO_TARGET = -100
 
 
@@ -231,11 +232,12 @@ class ExampleStream:
         return gold_example(self._renderer, self._environment, task, placement)
 
 
-def checked_example(renderer: ChatRenderer, environment: Environment, rollout: Rollout, placement: str) -> Example:
-    """A sampled dialogue read beside the reference: the gold token up to the first departure, then the pad token.
+def checked_example(
+    renderer: ChatRenderer, environment: Environment, rollout: Rollout, placement: str, mark: int
+) -> Example:
+    """A sampled dialogue read beside the reference: the gold token up to the first departure, then `mark`.
 
-    So a reader of the reference has to notice the first token that departs from it, and to remember that. The pad
-    token stands for "departed", because no dialogue holds it.
+    So a reader of the reference has to notice the first token that departs from it, and to remember that.
     """
     ids: list[int] = []
     targets: list[int] = []
@@ -248,7 +250,7 @@ def checked_example(renderer: ChatRenderer, environment: Environment, rollout: R
         ids += [*turn.given_ids.tolist(), *sampled]
         targets += [NO_TARGET] * len(turn.given_ids)
         for place, token in enumerate(sampled):
-            targets.append(PAD_ID if departed or place >= len(gold) else gold[place])
+            targets.append(mark if departed or place >= len(gold) else gold[place])
             departed = departed or place >= len(gold) or token != gold[place]
         messages.append(Message(role="assistant", content=turn.text))
     opening = opening_ids(renderer, rollout.task, placement)
@@ -262,11 +264,14 @@ class CheckedStream:
     # Dialogues sampled at once, and steps until the next ones.
     _POOL, _REFRESH = 512, 40
 
-    def __init__(self, source: Source, renderer: ChatRenderer, model: Qwen3ForCausalLM) -> None:
+    def __init__(
+        self, source: Source, renderer: ChatRenderer, model: Qwen3ForCausalLM, *, phase: int, mark: int
+    ) -> None:
         self.label = f"{source.label} checked"
+        self._per_step, self._mark = source.checked_per_step[phase], mark
         self._source, self._renderer, self._model = source, renderer, model
         self._environment = source.environment(measured=False, rows=source.rows)
-        self._random = np.random.default_rng(derive_seed(TRAIN_SEED, f"tiny.checked.{source.label}"))
+        self._random = np.random.default_rng(derive_seed(TRAIN_SEED, f"tiny.checked.{source.label}", attempt=phase))
         self._pool: list[Rollout] = []
         self._steps = 0
 
@@ -275,9 +280,11 @@ class CheckedStream:
         if self._steps % self._REFRESH == 0:
             self._pool = self._sampled()
         self._steps += 1
-        chosen = self._random.choice(len(self._pool), size=self._source.checked_per_step, replace=False)
+        chosen = self._random.choice(len(self._pool), size=self._per_step, replace=False)
         return [
-            checked_example(self._renderer, self._environment, self._pool[index], PLACEMENTS[1 + place % 2] or "")
+            checked_example(
+                self._renderer, self._environment, self._pool[index], PLACEMENTS[1 + place % 2] or "", self._mark
+            )
             for place, index in enumerate(chosen)
         ]
 
@@ -429,10 +436,10 @@ def main() -> None:
     renderer = ChatRenderer(tokenizer)
     model = make_model(tokenizer)
     mix = sources()
-    for phase, (steps, peak_rate) in enumerate(PHASES):
+    for phase, (steps, peak_rate, mark) in enumerate(PHASES):
         streams: list[Stream] = [ExampleStream(source, renderer, phase) for source in mix]
-        if phase == CHECKING_PHASE:
-            streams += [CheckedStream(source, renderer, model) for source in mix]
+        if mark is not None:
+            streams += [CheckedStream(source, renderer, model, phase=phase, mark=mark) for source in mix]
         train(model, streams, steps, peak_rate)
         # The folder holds bfloat16: measure what users get. Each phase starts from what could be a saved folder.
         model = model.to(torch.bfloat16).to(torch.float32)
@@ -460,10 +467,10 @@ def model_card(
     parameters = sum(parameter.numel() for parameter in model.parameters())
     shape = f"{model.config.num_hidden_layers} layers of width {model.config.hidden_size}"
     command = f"python scripts/make_tiny_model.py --out lecritique/models/tiny --episodes {arguments.episodes}"
-    phases = " and then ".join(f"{steps} (peak learning rate {rate})" for steps, rate in PHASES)
+    phases = ", then ".join(f"{steps} (peak learning rate {rate})" for steps, rate, _ in PHASES)
     kinds = "\n".join(
-        f"- {s.label}: {s.per_step[0]} and then {s.per_step[1]} examples a step, beside the latter\n"
-        f'  {s.checked_per_step} checked ones, `task.type = "{s.task_type}"`,\n'
+        f"- {s.label}: {s.per_step} gold and {s.checked_per_step} checked examples a step of the three phases,\n"
+        f'  `task.type = "{s.task_type}"`,\n'
         f"  trained on `{dict(s.options)}`,\n  measured on `{dict(s.measured_options)}`"
         for s in mix
     )
@@ -488,8 +495,9 @@ matrices of the layers, AdamW for the rest. A half (two thirds for multi turn) o
 a system message in front (`system_prefix`) or at the end of the user message (`user_suffix`), so that a critic
 copied from this model can use a reference from the start.
 
-The second phase adds checked dialogues: the model's own samples read beside the reference, with the gold token as
-target up to the first token that departs from the reference and the pad token after it. A chat model has
+The later phases add checked dialogues: the model's own samples read beside the reference, with the gold token as
+target up to the first token that departs from the reference and a mark after it (the end token in the second phase,
+the pad token in the third). A chat model has
 learnt from its pretraining to compare a text with a reference; a model of this size has to be taught. Without these
 examples a privileged critic learns the comparison itself, many times more slowly (docs/log.md).
 
