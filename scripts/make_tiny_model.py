@@ -94,8 +94,8 @@ def sources() -> tuple[Source, ...]:
             options={**sudoku, "form": "single_turn", "min_empty": 4, "max_empty": 11},
             measured_options={**sudoku, "form": "single_turn", "min_empty": 10, "max_empty": 10},
             rows=60_000,
-            per_step=(24, 32, 16),
-            checked_per_step=(0, 48, 32),
+            per_step=(24, 32),
+            checked_per_step=(0, 48),
             placements=OFTEN_PLAIN,
             max_turn_tokens=18,
         ),
@@ -105,8 +105,8 @@ def sources() -> tuple[Source, ...]:
             options={**sudoku, "form": "multi_turn", "min_empty": 4, "max_empty": 10},
             measured_options={**sudoku, "form": "multi_turn", "min_empty": 10, "max_empty": 10},
             rows=60_000,
-            per_step=(48, 24, 24),
-            checked_per_step=(0, 16, 48),
+            per_step=(48, 24),
+            checked_per_step=(0, 16),
             placements=SELDOM_PLAIN,
             max_turn_tokens=3,
         ),
@@ -116,8 +116,8 @@ def sources() -> tuple[Source, ...]:
             options=CHAIN_SUM,
             measured_options=CHAIN_SUM,
             rows=2_500,
-            per_step=(16, 64, 24),
-            checked_per_step=(0, 8, 8),
+            per_step=(16, 64),
+            checked_per_step=(0, 8),
             placements=OFTEN_PLAIN,
             max_turn_tokens=6,
         ),
@@ -126,9 +126,8 @@ def sources() -> tuple[Source, ...]:
 
 # Steps, peak learning rate, and the token that marks a departure in checked examples (None: there are none).
 # Sums are learnt late, once copying and Sudoku work, and so is checking a dialogue against the reference: both have
-# their weight in the second phase. The end token is an easy mark to learn first, because the model says it
-# already, but in the form of several turns it says nothing: the third phase replaces it by the pad token.
-PHASES = ((540, 6e-3, None), (700, 4e-3, END_ID), (300, 2e-3, PAD_ID))
+# their weight in the second phase.
+PHASES = ((540, 6e-3, None), (700, 4e-3, END_ID))
 NO_TARGET = -100
 
 
@@ -271,7 +270,7 @@ class CheckedStream:
         self._per_step, self._mark = source.checked_per_step[phase], mark
         self._source, self._renderer, self._model = source, renderer, model
         self._environment = source.environment(measured=False, rows=source.rows)
-        self._random = np.random.default_rng(derive_seed(TRAIN_SEED, f"tiny.checked.{source.label}", attempt=phase))
+        self._random = np.random.default_rng(derive_seed(TRAIN_SEED, f"tiny.checked.{source.label}"))
         self._pool: list[Rollout] = []
         self._steps = 0
 
@@ -469,7 +468,7 @@ def model_card(
     command = f"python scripts/make_tiny_model.py --out lecritique/models/tiny --episodes {arguments.episodes}"
     phases = ", then ".join(f"{steps} (peak learning rate {rate})" for steps, rate, _ in PHASES)
     kinds = "\n".join(
-        f"- {s.label}: {s.per_step} gold and {s.checked_per_step} checked examples a step of the three phases,\n"
+        f"- {s.label}: {s.per_step} gold and {s.checked_per_step} checked examples a step of the two phases,\n"
         f'  `task.type = "{s.task_type}"`,\n'
         f"  trained on `{dict(s.options)}`,\n  measured on `{dict(s.measured_options)}`"
         for s in mix
@@ -495,9 +494,8 @@ matrices of the layers, AdamW for the rest. A half (two thirds for multi turn) o
 a system message in front (`system_prefix`) or at the end of the user message (`user_suffix`), so that a critic
 copied from this model can use a reference from the start.
 
-The later phases add checked dialogues: the model's own samples read beside the reference, with the gold token as
-target up to the first token that departs from the reference and a mark after it (the end token in the second phase,
-the pad token in the third). A chat model has
+The second phase adds checked dialogues: the model's own samples read beside the reference, with the gold token as
+target up to the first token that departs from the reference and the end token after it. A chat model has
 learnt from its pretraining to compare a text with a reference; a model of this size has to be taught. Without these
 examples a privileged critic learns the comparison itself, many times more slowly (docs/log.md).
 

@@ -8,7 +8,8 @@ from typing import NoReturn
 
 from rich.console import Console
 
-console = Console(highlight=False)
+# What is printed holds paths and texts of other people: no brackets or colons of theirs are markup.
+console = Console(highlight=False, markup=False, emoji=False)
 
 
 def fail(message: str, code: int) -> NoReturn:

@@ -21,6 +21,9 @@ def report(
         raise ConfigurationError(f"there is no directory '{directory}'.")
     from lecritique.analysis.report import write_picture, write_report
 
-    console.print(f"report: {write_report(directory, out)}", soft_wrap=True)
-    if picture is not None:
-        console.print(f"picture: {write_picture(directory, picture)}", soft_wrap=True)
+    try:
+        console.print(f"report: {write_report(directory, out)}", soft_wrap=True)
+        if picture is not None:
+            console.print(f"picture: {write_picture(directory, picture)}", soft_wrap=True)
+    except OSError as error:  # what is read is checked by its reader; this is about what is written
+        raise ConfigurationError(f"the page or the picture cannot be written: {error}.") from error

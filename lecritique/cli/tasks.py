@@ -27,7 +27,7 @@ def list_tasks() -> None:
 
     for name in task_names():
         text = (options_model(name).__doc__ or "").strip().splitlines()
-        console.print(f"[bold]{name}[/bold]  {escape(text[0]) if text else ''}", soft_wrap=True)
+        console.print(f"[bold]{name}[/bold]  {escape(text[0]) if text else ''}", soft_wrap=True, markup=True)
     console.print("Options and an example: lecritique tasks show NAME", soft_wrap=True)
 
 
@@ -38,9 +38,10 @@ def show_task(
     row: Annotated[int, typer.Option(min=0, help="Which row to show.")] = 0,
 ) -> None:
     """Show a task's options, and one of its rows with its hidden reference."""
+    from lecritique.tasks.protocol import checked_task
     from lecritique.tasks.registry import load_environment, options_model
 
-    console.print("[bold]options[/bold]")
+    console.print("[bold]options[/bold]", markup=True)
     for key, field in options_model(name).model_fields.items():
         text = " ".join((field.description or "").split())
         console.print(f"  task.{key} = {field.default!r}  {text}", soft_wrap=True, markup=False)
@@ -49,8 +50,8 @@ def show_task(
         from lecritique.core.errors import ConfigurationError
 
         raise ConfigurationError(f"--row {row}: task '{name}' has the rows 0 to {len(environment) - 1}.")
-    task = environment.task(row)
-    console.print(f"[bold]row {row} of {len(environment)}[/bold]  {escape(task.task_id)}", soft_wrap=True)
+    task = checked_task(environment, row)
+    console.print(f"[bold]row {row} of {len(environment)}[/bold]  {escape(task.task_id)}", soft_wrap=True, markup=True)
     for message in task.messages:
         console.print(f"  {message.role}: {message.content}", soft_wrap=True, markup=False)
     console.print(f"  a perfect policy: {environment.gold(task, task.messages)}", soft_wrap=True, markup=False)

@@ -10,6 +10,16 @@ from typing import Any, Literal
 Role = Literal["system", "user", "assistant"]
 
 
+def _require_text(what: str, text: object) -> None:
+    """Raise ValueError unless `text` is a str that UTF-8 can hold: a lone surrogate is no text to any tokenizer."""
+    if not isinstance(text, str):
+        raise ValueError(f"{what} must be text, got {text!r}")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what} holds a lone surrogate at position {error.start}, which is no text") from None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Message:
     """One chat message."""
@@ -20,6 +30,7 @@ class Message:
     def __post_init__(self) -> None:
         if self.role not in ("system", "user", "assistant"):
             raise ValueError(f"message role {self.role!r} is none of system, user, assistant")
+        _require_text("the content of a message", self.content)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +41,9 @@ class Reference:
     solution: str | None = None
 
     def __post_init__(self) -> None:
+        _require_text("a reference answer", self.answer)
+        if self.solution is not None:
+            _require_text("a reference solution", self.solution)
         if not self.answer.strip():
             raise ValueError("a reference answer must not be blank")
 
@@ -44,6 +58,7 @@ class Task:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        _require_text("a task_id", self.task_id)
         if not self.messages or self.messages[-1].role != "user":
             raise ValueError(f"task {self.task_id}: the opening messages must end with a user message")
         object.__setattr__(self, "metadata", MappingProxyType(dict(self.metadata)))

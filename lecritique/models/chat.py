@@ -112,7 +112,7 @@ class ChatRenderer:
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of plain text in which nothing is a special token."""
-        ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
         return [int(i) for i in ids]
 
     def context_insertion(
@@ -241,7 +241,7 @@ class ChatRenderer:
             return None
 
     def _encode_template(self, text: str) -> list[int]:
-        ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=False)["input_ids"]
+        ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=False, verbose=False)["input_ids"]
         return [int(i) for i in ids]
 
     def _template_bos(self) -> int | None:

@@ -46,9 +46,11 @@ def load_causal_lm(
         device: where they go.
 
     Raises:
-        ConfigurationError: when there is no such model, it is incomplete, or it trains with dropout.
+        ConfigurationError: when there is no such model or device, it is incomplete, it trains with dropout, or some
+            of its layers attend to less than the whole sequence.
     """
     source, gguf_file = _locate(name)
+    _require_device(device)
     options: dict[str, Any] = {} if gguf_file is None else {"gguf_file": gguf_file}
     with _quiet_transformers(gguf=gguf_file is not None):
         tokenizer = _attempt(name, AutoTokenizer.from_pretrained, source, **options)
@@ -67,6 +69,7 @@ def load_causal_lm(
         )
     _require_complete(name, report)
     _require_no_dropout(name, model)
+    _require_full_attention(name, model)
     _require_vocabulary(name, model, tokenizer)
     # A dequantised GGUF model is float32 whatever was asked for.
     model = model.to(device=device, dtype=dtype).eval()
@@ -151,6 +154,30 @@ def _require_no_dropout(name: str, model: PreTrainedModel) -> None:
     for key, value in config.items():
         if ("dropout" in key or key.endswith("pdrop")) and isinstance(value, float) and value > 0:
             raise ConfigurationError(f"model {name!r} has {key} = {value}, expected 0: set it to 0 in its config.json")
+
+
+def _require_full_attention(name: str, model: PreTrainedModel) -> None:
+    """The sampler lets every token look at all earlier ones; with a window the trainer would score another function."""
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        # Said with one number instead; a window as long as the context cuts nothing.
+        window = getattr(config, "sliding_window", None)
+        cuts = window is not None and window < config.max_position_embeddings
+        kinds = ["sliding_attention"] if cuts and getattr(config, "use_sliding_window", True) else []
+    partial = sorted(set(kinds) - {"full_attention"})
+    if partial:
+        raise ConfigurationError(
+            f"model {name!r} has layers of {', '.join(partial)}, expected layers that all attend to the whole sequence"
+        )
+
+
+def _require_device(device: str | torch.device) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, ImportError) as error:  # unknown, or torch was built without it
+        reason = str(error).splitlines()[0][:200]
+        raise ConfigurationError(f"device {str(device)!r} cannot be used ('runtime.device'): {reason}") from error
 
 
 def _require_vocabulary(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -14,12 +14,19 @@ import subprocess
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, BinaryIO
 
 import lecritique
 from lecritique.config.schema import RunConfig
 from lecritique.core.errors import ConfigurationError
 from lecritique.core.metrics import CATALOG, null_if_undefined
+
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # Windows: nothing is locked
+    fcntl = None
 
 
 class RunDirectory:
@@ -27,6 +34,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock: BinaryIO | None = None
 
     @classmethod
     def create(cls, path: Path, config: RunConfig) -> RunDirectory:
@@ -39,11 +47,12 @@ class RunDirectory:
             if path.exists() and (not path.is_dir() or any(path.iterdir())):
                 raise ConfigurationError(f"'{path}' already holds files; choose another --out or remove it.")
             path.mkdir(parents=True, exist_ok=True)
+            directory = cls(path)
+            write_json(path / "config.json", config.model_dump(mode="json"))
+            directory._lock = _locked(path / "config.json")
+            write_json(path / "environment.json", environment())
         except OSError as error:
             raise ConfigurationError(f"'{path}' cannot be used as a run directory: {error}.") from error
-        directory = cls(path)
-        write_json(path / "config.json", config.model_dump(mode="json"))
-        write_json(path / "environment.json", environment())
         return directory
 
     def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -79,6 +88,36 @@ def write_json(path: Path, content: Any) -> None:
     aside = path.with_suffix(path.suffix + ".tmp")
     aside.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     os.replace(aside, path)
+
+
+def is_being_written(path: Path) -> bool:
+    """Whether the process that made the run in `path` still lives and has not let go of it."""
+    if fcntl is None:
+        return False
+    try:
+        with open(path / "config.json", "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no such run, or a file system without locks
+        return False
+    return False
+
+
+def _locked(path: Path) -> BinaryIO | None:
+    """The file, opened and locked for as long as the process lives; None where there are no locks.
+
+    The system lets go of it however the process ends.
+    """
+    if fcntl is None:
+        return None
+    file = open(path, "rb")  # noqa: SIM115, it stays open
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        return None
+    return file
 
 
 def read_status(path: Path) -> str | None:

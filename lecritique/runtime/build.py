@@ -26,7 +26,7 @@ from lecritique.models.weights import MemoryWeightStore, WeightStore
 from lecritique.policy.trainer import PolicyTrainer
 from lecritique.rollout.engine import EmbeddedEngine, Engine
 from lecritique.runs.sinks import require_sinks
-from lecritique.tasks.protocol import Environment
+from lecritique.tasks.protocol import Environment, checked_task
 from lecritique.tasks.registry import load_environment, resolve_options
 from lecritique.tasks.stream import DataStream
 
@@ -81,7 +81,7 @@ def resolved_against(config: RunConfig, environment: Environment, language: Lang
     filled = config.model_copy(update={"task": TaskSection.model_validate(section)})
     resolved = resolve(filled, facts_of(environment, language))
     if uses_critic(resolved):
-        context_text(environment.task(0), resolved.critic.context)
+        context_text(checked_task(environment, 0), resolved.critic.context)
     return resolved
 
 

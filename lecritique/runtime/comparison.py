@@ -17,7 +17,7 @@ from lecritique.config.resolve import differences
 from lecritique.config.schema import RunConfig
 from lecritique.core.errors import ConfigurationError
 from lecritique.core.metrics import null_if_undefined
-from lecritique.runs.directory import read_status, write_json
+from lecritique.runs.directory import is_being_written, read_status, write_json
 from lecritique.runtime.base_reward import base_reward
 from lecritique.runtime.build import Base, load_base, resolved_against
 
@@ -83,6 +83,9 @@ def plan(
     for held in earlier:
         _require_same(held)
     finished = tuple(wish for wish in wanted if read_status(wish.path) == "finished")
+    for wish in wanted:
+        if wish not in finished:
+            _require_idle(wish)
     record = {
         "schema": 1,
         "recipe": recipe.name,
@@ -188,6 +191,9 @@ def _known(out: Path, recipe: str) -> dict[str, Any]:
     """The record of an earlier call in the same directory, empty when it is new."""
     if out.exists() and not out.is_dir():
         raise ConfigurationError(f"'{out}' is a file; choose another --out.")
+    above = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):  # before anything costs time
+        raise ConfigurationError(f"'{out}' cannot be made or written to; choose another --out.")
     if not out.exists() or not any(out.iterdir()):
         return {}
     path = out / "compare.json"
@@ -200,8 +206,8 @@ def _known(out: Path, recipe: str) -> dict[str, Any]:
     if not (
         isinstance(record, dict)
         and record.get("schema") == 1
-        and all(isinstance(arm, str) for arm in record.get("arms", []))
-        and all(isinstance(seed, int) for seed in record.get("seeds", []))
+        and _list_of(str, record.get("arms", []))
+        and _list_of(int, record.get("seeds", []))
     ):
         raise ConfigurationError(f"'{path}' is not the record of a comparison; choose another --out.")
     if record.get("recipe") != recipe:
@@ -209,6 +215,10 @@ def _known(out: Path, recipe: str) -> dict[str, Any]:
             f"'{out}' compares arms of recipe '{record.get('recipe')}', not of '{recipe}'; choose another --out."
         )
     return record
+
+
+def _list_of(kind: type, found: object) -> bool:
+    return isinstance(found, list) and all(isinstance(entry, kind) for entry in found)
 
 
 def _require_same(job: Job) -> None:
@@ -226,8 +236,17 @@ def _require_same(job: Job) -> None:
         )
 
 
+def _require_idle(job: Job) -> None:
+    """Refuse to replace a run that lives: its process would write on into the new one."""
+    if is_being_written(job.path):
+        raise ConfigurationError(
+            f"'{job.path}' is being written by a run that is still going; wait for it, end it, or choose another --out."
+        )
+
+
 def _start(job: Job, out: Path) -> subprocess.Popen[bytes]:
     if job.path.exists():
+        _require_idle(job)
         _set_aside(job.path)
     log = log_path(out, job)
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Protocol
 
-from lecritique.core.errors import DataError, RolloutError, VerifierFailure
+from lecritique.core.errors import DataError, LecritiqueError, RolloutError, VerifierFailure
 from lecritique.core.task import Message, Reply, Task
 
 
@@ -51,9 +51,16 @@ def checked_task(environment: Environment, row: int) -> Task:
         DataError: the row cannot be made into a task.
     """
     try:
-        return environment.task(row)
-    except (ValueError, TypeError, KeyError) as error:
-        raise DataError(f"row {row} of task {environment.name!r} cannot be used: {error}") from error
+        task: object = environment.task(row)
+    except LecritiqueError:
+        raise
+    except Exception as error:  # user code may raise anything
+        raise DataError(
+            f"row {row} of task {environment.name!r} cannot be used: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(task, Task):
+        raise DataError(f"row {row} of task {environment.name!r} is a {type(task).__name__}, expected a Task")
+    return task
 
 
 class SingleTurn:

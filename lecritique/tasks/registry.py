@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from numbers import Real
 from pathlib import Path
 from typing import Any, cast
 
 from pydantic import BaseModel
 
-from lecritique.core.errors import ConfigurationError
+from lecritique.core.errors import ConfigurationError, LecritiqueError
 from lecritique.tasks.options import TaskOptions, nearest, validated_options
 from lecritique.tasks.protocol import Environment
 
@@ -36,16 +38,41 @@ def load_environment(type_name: str, options: Mapping[str, Any], *, seed: int = 
         ConfigurationError: an unknown name or key, an unfit value, or a class that is no environment.
     """
     environment_class = _environment_class(type_name)
-    environment = environment_class(resolve_options(type_name, options, seed=seed))
+    resolved = resolve_options(type_name, options, seed=seed)
+    environment = _asked(type_name, "its construction", lambda: environment_class(resolved))
     absent = [member for member in _MEMBERS if not hasattr(environment, member)]
     if absent:
         raise ConfigurationError(
             f"task.type = {type_name!r} lacks {', '.join(absent)}, expected an environment as in "
             "lecritique.tasks.protocol.Environment"
         )
-    if len(environment) == 0:
+    if _asked(type_name, "its number of rows", lambda: len(environment)) == 0:
         raise ConfigurationError(f"task.type = {type_name!r} has no rows, expected at least one")
+    _require_range(type_name, environment.reward_range)
     return cast(Environment, environment)
+
+
+def _asked(type_name: str, what: str, ask: Callable[[], Any]) -> Any:
+    """What user code answers; whatever it raises is one sentence."""
+    try:
+        return ask()
+    except LecritiqueError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"task.type = {type_name!r}: {what} failed with {type(error).__name__}: {error}"
+        ) from error
+
+
+def _require_range(type_name: str, reward_range: object) -> None:
+    """Raise ConfigurationError unless it is (lowest, highest) in finite numbers."""
+    numbers = tuple(reward_range) if isinstance(reward_range, tuple | list) else ()
+    fit = len(numbers) == 2 and all(isinstance(n, Real) and math.isfinite(n) for n in numbers)
+    if not fit or not numbers[0] < numbers[1]:
+        raise ConfigurationError(
+            f"task.type = {type_name!r}: got reward_range = {reward_range!r}, expected (lowest, highest) with "
+            "lowest < highest, both finite numbers"
+        )
 
 
 def options_model(type_name: str) -> type[BaseModel]:

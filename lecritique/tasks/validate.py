@@ -96,6 +96,9 @@ def _row_problems(environment: Environment, row: int, ids: dict[str, int]) -> It
     except Exception as error:  # user code: whatever it raises is the finding
         yield Problem(kind="task raised", row=row, text=f"task({row}) raised {_named(error)}")
         return
+    if not isinstance(task, Task):
+        yield Problem(kind="no task", row=row, text=f"task({row}) is a {type(task).__name__}, expected a Task")
+        return
     if (task.task_id, task.messages, task.reference) != (again.task_id, again.messages, again.reference):
         yield Problem(kind="unstable row", row=row, text="task(row) differs between two calls")
     if task.task_id in ids:

@@ -122,6 +122,12 @@ def test_a_prompt_over_the_limit_ends_the_run_with_exit_code_2(capfd, monkeypatc
     assert json.loads((tmp_path / "new" / "status.json").read_text())["state"] == "failed"
 
 
+def test_a_page_that_cannot_be_written_is_one_sentence(capfd, monkeypatch, tmp_path):
+    (tmp_path / "compare.json").write_text('{"schema": 1, "recipe": "demo", "arms": ["mean"], "seeds": [0]}')
+    answer = call(capfd, monkeypatch, "report", str(tmp_path), "--out", str(tmp_path))
+    require_one_sentence(answer, str(tmp_path), "cannot be written")
+
+
 def test_another_runs_directory_is_left_alone(ask, tmp_path):
     held = tmp_path / "held"
     held.mkdir()

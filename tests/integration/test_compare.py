@@ -177,7 +177,18 @@ def test_a_new_seed_runs_alone_and_an_unfinished_run_is_done_again_with_its_rema
     assert record(done, "compare.json")["seeds"] == [0, 1]
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema": 2}', '{"schema": 1, "recipe": "demo", "arms": [3]}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"schema": 2}',
+        '{"schema": 1, "recipe": "demo", "arms": [3]}',
+        '{"schema": 1, "recipe": "demo", "arms": null}',
+        '{"schema": 1, "recipe": "demo", "arms": [], "seeds": 3}',
+    ],
+)
 def test_a_record_that_is_none_is_refused(capfd, monkeypatch, tmp_path, content):
     (tmp_path / "compare.json").write_text(content)
     before = files(tmp_path)
@@ -193,6 +204,24 @@ def test_a_run_of_an_unreadable_configuration_is_refused(capfd, monkeypatch, tmp
     (tmp_path / "compare.json").write_text('{"schema": 1, "recipe": "demo", "arms": ["mean"], "seeds": [0]}')
     answer = call(capfd, monkeypatch, "compare", "demo", *SHORT, "--arms", "mean", "--out", str(tmp_path))
     require_one_sentence(answer, "config.json")
+
+
+def test_a_run_that_another_process_writes_is_not_replaced(capfd, monkeypatch, tmp_path):
+    recipe, config = load_recipe("demo"), load_base(compose(load_recipe("demo"), arm="mean", overrides=SHORT)).config
+    live = RunDirectory.create(tmp_path / "mean" / "seed-0", config)
+    (tmp_path / "compare.json").write_text(
+        '{"schema": 1, "recipe": "%s", "arms": ["mean"], "seeds": [0], "base_reward": 0.5}' % recipe.name
+    )
+    before = files(tmp_path)
+    answer = call(capfd, monkeypatch, "compare", "demo", *SHORT, "--arms", "mean", "--out", str(tmp_path))
+    require_one_sentence(answer, str(live.path), "still going")
+    assert files(tmp_path) == before
+
+
+def test_a_place_inside_a_file_is_refused(capfd, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    answer = call(capfd, monkeypatch, "compare", "demo", *SHORT, "--out", str(tmp_path / "file" / "out"))
+    require_one_sentence(answer, "cannot be made or written to")
 
 
 def test_a_failed_arm_leaves_the_others_results(capfd, monkeypatch, tmp_path):

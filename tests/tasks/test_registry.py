@@ -147,3 +147,20 @@ def test_the_registry_loads_neither_torch_nor_reasoning_gym_and_sudoku_runs_with
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("ConfigurationError")
     assert "pip install 'lecritique[reasoning-gym]'" in done.stdout
+
+
+@pytest.mark.parametrize("reward_range", [(1.0, 0.0), (0.0, float("nan")), (0.0, float("inf")), "01", (1.0,), None])
+def test_a_reward_range_that_is_none_is_refused(user_task, monkeypatch, reward_range):
+    monkeypatch.setattr(user_task, "reward_range", reward_range)
+    with pytest.raises(ConfigurationError, match=r"reward_range = .*expected \(lowest, highest\)"):
+        load_environment(NAME, {})
+
+
+@pytest.mark.parametrize("member", ["__init__", "__len__"])
+def test_a_class_that_raises_is_one_sentence(user_task, monkeypatch, member):
+    def broken(*_):
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(user_task, member, broken)
+    with pytest.raises(ConfigurationError, match=r"failed with RuntimeError: boom"):
+        load_environment(NAME, {})

@@ -67,6 +67,20 @@ def test_a_blank_gold_answer_is_refused_with_its_row_number():
     assert any("blank" in problem.text for problem in report.problems)
 
 
+def test_a_row_that_is_no_task_or_raises_anything_is_named():
+    class Holes(Stub):
+        def task(self, row):
+            if row == 1:
+                raise IndexError("out of rows")
+            return None if row == 2 else super().task(row)
+
+    with pytest.raises(DataError, match=r"row 1 of task 'stub' cannot be used: IndexError: out of rows"):
+        checked_task(Holes(), 1)
+    with pytest.raises(DataError, match=r"row 2 of task 'stub' is a NoneType, expected a Task"):
+        checked_task(Holes(), 2)
+    assert {"task raised", "no task"} <= kinds(Holes())
+
+
 def test_gold_that_is_not_paid_or_blank_or_raises():
     class Unpaid(Stub):
         def score(self, task, text):

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from lecritique.cli import compare as compare_command
-from lecritique.cli import progress
+from lecritique.cli import output, progress
 from lecritique.cli.compare import _latest, _state, summary_table
 from lecritique.cli.describe import arithmetic, memory
 from lecritique.cli.output import duration, fail, number
@@ -163,3 +163,9 @@ def test_the_arithmetic_is_of_the_resolved_configuration():
 def test_task_options_are_given_as_overrides():
     assert parsed(["size=9", "dataset_options.max_terms=3"]) == {"size": 9, "dataset_options": {"max_terms": 3}}
     assert parsed(None) == {}
+
+
+def test_brackets_and_colons_of_a_path_are_printed_as_they_are():
+    with output.console.capture() as captured:
+        output.console.print("run: a/[/x] [b] :smile:", soft_wrap=True)
+    assert captured.get() == "run: a/[/x] [b] :smile:\n"

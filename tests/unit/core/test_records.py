@@ -204,3 +204,18 @@ def test_errors_carry_their_exit_code(error, code):
 def test_kinds_of_rollout_errors_are_told_apart():
     kinds = [kind.kind for kind in errors.RolloutError.__subclasses__()]
     assert sorted(kinds) == ["budget", "engine", "environment", "verifier"]
+
+
+@pytest.mark.parametrize("text", [None, 5, "a\ud800b"])
+def test_what_no_tokenizer_takes_is_no_text(text):
+    message = Message(role="user", content="")
+    for act in (
+        lambda: Message(role="user", content=text),
+        lambda: Reference(answer=text),
+        lambda: Task(task_id=text, messages=(message,)),
+    ):
+        with pytest.raises(ValueError, match="must be text|lone surrogate at position 1"):
+            act()
+    if text is not None:
+        with pytest.raises(ValueError, match="solution"):
+            Reference(answer="1", solution=text)

@@ -139,3 +139,41 @@ def test_import_has_no_side_effects():
         "assert torch.get_num_threads() == threads and t.get_verbosity() == level\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_layers_with_a_window_are_refused(folder):
+    # The sampler would let their tokens look further back than the trainer does.
+    kinds = json.loads((folder / "config.json").read_text())["num_hidden_layers"] * ["full_attention"]
+    kinds[0] = "sliding_attention"
+    edit_config(folder, layer_types=kinds, sliding_window=8, use_sliding_window=True)
+    with pytest.raises(ConfigurationError, match="layers of sliding_attention, expected layers that all attend"):
+        load_causal_lm(str(folder))
+
+
+@pytest.mark.parametrize(("window", "refused"), [(8, True), (64, False), (None, False)])
+def test_one_window_for_all_layers_is_refused_where_it_cuts(window, refused):
+    from transformers import MistralConfig, MistralForCausalLM
+
+    from lecritique.models.loading import _require_full_attention
+
+    config = MistralConfig(
+        vocab_size=8,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        sliding_window=window,
+    )
+    model = MistralForCausalLM(config)
+    if refused:
+        with pytest.raises(ConfigurationError, match="sliding_attention"):
+            _require_full_attention("m", model)
+    else:
+        _require_full_attention("m", model)
+
+
+def test_a_device_that_is_not_there_is_one_sentence():
+    with pytest.raises(ConfigurationError, match="device 'banana' cannot be used"):
+        load_causal_lm("tiny", device="banana")
