@@ -68,6 +68,7 @@ def _finish(comparison: Plan, codes: dict[str, int]) -> None:
 
     summary = json.loads(write_summary(comparison.out).read_text(encoding="utf-8"))
     page = write_report(comparison.out)
+    console.print(f"mean of the last steps, one figure per seed; base model {number(summary['base_reward'])}")
     console.print(summary_table(summary))
     console.print(f"report: {page}", soft_wrap=True)
     failed = {name: code for name, code in codes.items() if code != EXIT_OK}
@@ -84,8 +85,7 @@ def _finish(comparison: Plan, codes: dict[str, int]) -> None:
 
 def summary_table(summary: dict[str, Any]) -> Table:
     """Endpoints of each arm and seed."""
-    base = summary["base_reward"]
-    table = Table(title=f"Mean of the last steps (base model {number(base)})", title_justify="left")
+    table = Table()
     for heading in ("arm", "reward", "EV", "rho"):
         table.add_column(heading, justify="left" if heading == "arm" else "right")
     for arm, columns in summary["arms"].items():

@@ -134,7 +134,7 @@ def fused_advantages(
     everything = torch.ones_like(advantages_N, dtype=torch.bool) if action_mask_N is None else action_mask_N
     require_mask(everything, advantages_N)
     columns = (advantages_N.detach(), gap_N.detach(), everything)
-    blocks = zip(*(column.flatten().split(_BLOCK) for column in columns), strict=True)
+    blocks = zip(*(torch.split(column.flatten(), _BLOCK) for column in columns), strict=True)
     pieces = [
         _fused_block(advantages, gap, mask, eps_w=eps_w, tau=tau, delta=delta, masked=masked)
         for advantages, gap, mask in blocks

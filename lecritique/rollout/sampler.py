@@ -198,14 +198,15 @@ class Sampler:
         starts_B = torch.tensor([row.cached for row in rows], device=self.model.device)
         positions_Bq = starts_B[:, None] + torch.arange(width, device=self.model.device)
         view = self._cache.forward_view(self._slots(rows), positions_Bq)
+        # Padding takes the place of the row's last id: learned positions end at the context length.
+        last_B = torch.tensor([len(ids) - 1 for ids in fresh], device=self.model.device)
         hidden_BqH = self.model.get_decoder()(
             input_ids=ids_Bq,
-            position_ids=positions_Bq,
+            position_ids=torch.minimum(positions_Bq, (starts_B + last_B)[:, None]),
             past_key_values=view,
             attention_mask=view.attention_mask(),
             use_cache=True,
         ).last_hidden_state
-        last_B = torch.tensor([len(ids) - 1 for ids in fresh], device=self.model.device)
         for row in rows:
             row.cached = len(row.token_ids)
         return self.model.get_output_embeddings()(hidden_BqH[torch.arange(len(rows)), last_B])  # type: ignore[no-any-return]

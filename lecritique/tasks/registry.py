@@ -83,6 +83,8 @@ def options_model(type_name: str) -> type[BaseModel]:
             f"task.type = {type_name!r}: got Options = {model!r}, expected a pydantic model class as the "
             "attribute Options"
         )
+    if "type" in model.model_fields:  # task.type says which task it is, so the option could never be set
+        raise ConfigurationError(f"task.type = {type_name!r}: an option of its own is named 'type', rename it")
     return model
 
 

@@ -11,8 +11,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from lecritique.config.load import compose, load_recipe
 from lecritique.core.errors import ConfigurationError
-from lecritique.runs.directory import read_status
+from lecritique.runs.directory import RunDirectory, read_status
+from lecritique.runtime.build import load_base
 from tests.integration.command_line import SHORT, call, finish, require_one_sentence, start
 
 OWN_ARMS = """
@@ -207,10 +209,10 @@ def test_a_run_of_an_unreadable_configuration_is_refused(capfd, monkeypatch, tmp
 
 
 def test_a_run_that_another_process_writes_is_not_replaced(capfd, monkeypatch, tmp_path):
-    recipe, config = load_recipe("demo"), load_base(compose(load_recipe("demo"), arm="mean", overrides=SHORT)).config
+    config = load_base(compose(load_recipe("demo"), arm="mean", overrides=SHORT)).config
     live = RunDirectory.create(tmp_path / "mean" / "seed-0", config)
     (tmp_path / "compare.json").write_text(
-        '{"schema": 1, "recipe": "%s", "arms": ["mean"], "seeds": [0], "base_reward": 0.5}' % recipe.name
+        '{"schema": 1, "recipe": "demo", "arms": ["mean"], "seeds": [0], "base_reward": 0.5}'
     )
     before = files(tmp_path)
     answer = call(capfd, monkeypatch, "compare", "demo", *SHORT, "--arms", "mean", "--out", str(tmp_path))

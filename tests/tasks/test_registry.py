@@ -1,5 +1,6 @@
 """Environments by name, among them a user's own in one file, and what is said when that goes wrong."""
 
+import importlib
 import re
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 import lecritique.tasks
 from lecritique.core.errors import ConfigurationError
@@ -150,17 +152,29 @@ def test_the_registry_loads_neither_torch_nor_reasoning_gym_and_sudoku_runs_with
 
 
 @pytest.mark.parametrize("reward_range", [(1.0, 0.0), (0.0, float("nan")), (0.0, float("inf")), "01", (1.0,), None])
-def test_a_reward_range_that_is_none_is_refused(user_task, monkeypatch, reward_range):
-    monkeypatch.setattr(user_task, "reward_range", reward_range)
+def test_a_reward_range_that_is_none_is_refused(user_module, monkeypatch, reward_range):
+    monkeypatch.syspath_prepend(Path.cwd())
+    monkeypatch.setattr(importlib.import_module(user_module).Doubling, "reward_range", reward_range)
     with pytest.raises(ConfigurationError, match=r"reward_range = .*expected \(lowest, highest\)"):
-        load_environment(NAME, {})
+        load_environment(f"{user_module}:Doubling", {})
 
 
 @pytest.mark.parametrize("member", ["__init__", "__len__"])
-def test_a_class_that_raises_is_one_sentence(user_task, monkeypatch, member):
+def test_a_class_that_raises_is_one_sentence(user_module, monkeypatch, member):
     def broken(*_):
         raise RuntimeError("boom")
 
-    monkeypatch.setattr(user_task, member, broken)
+    monkeypatch.syspath_prepend(Path.cwd())
+    monkeypatch.setattr(importlib.import_module(user_module).Doubling, member, broken)
     with pytest.raises(ConfigurationError, match=r"failed with RuntimeError: boom"):
-        load_environment(NAME, {})
+        load_environment(f"{user_module}:Doubling", {})
+
+
+def test_an_option_named_type_is_refused(user_module, monkeypatch):
+    class Options(BaseModel):
+        type: str = "mine"
+
+    monkeypatch.syspath_prepend(Path.cwd())
+    monkeypatch.setattr(importlib.import_module(user_module).Doubling, "Options", Options)
+    with pytest.raises(ConfigurationError, match="named 'type', rename it"):
+        load_environment(f"{user_module}:Doubling", {})

@@ -214,7 +214,7 @@ def test_what_no_tokenizer_takes_is_no_text(text):
         lambda: Reference(answer=text),
         lambda: Task(task_id=text, messages=(message,)),
     ):
-        with pytest.raises(ValueError, match="must be text|lone surrogate at position 1"):
+        with pytest.raises(ValueError, match=r"must be text|lone surrogate at position 1"):
             act()
     if text is not None:
         with pytest.raises(ValueError, match="solution"):

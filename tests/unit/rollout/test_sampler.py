@@ -7,6 +7,7 @@ import pytest
 import torch
 from literal_decoding import Decoded, assert_equal, decoded, drained, request
 from small_models import VOCABULARY, rollout_id, small_policy
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from lecritique.core.rollout import Completion, GenerateRequest, Sampling
 from lecritique.rollout.sampler import Sampler
@@ -201,3 +202,23 @@ def test_a_cut_and_a_full_distribution_in_one_batch_keep_their_own_log_probs(pol
     assert len({each.sampling for each in requests}) == 4
     for name, each in completed(sampler(policy), requests).items():
         assert_equal(each, expected[name])
+
+
+def test_padding_asks_for_no_position_past_the_context_where_positions_are_learned() -> None:
+    """A long row with one id to feed, beside a shorter row with more: GPT-2 has no row of its table for the padding."""
+    limit = 16
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = GPT2Config(
+            vocab_size=VOCABULARY, n_positions=limit, n_embd=8, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0
+        )
+        policy = GPT2LMHeadModel(config).double().eval()
+    one = sampler(policy)
+    long, short = tuple(range(limit - 2)), (1, 2, 3, 4)
+    stop = frozenset[int]()
+    completed(one, [request(ids, member=m, max_new_tokens=1, stop_ids=stop) for m, ids in enumerate((long, short))])
+    longer = (*long, 5), (*short, *range(9))
+    asked = [request(ids, member=m, turn=1, max_new_tokens=1, stop_ids=stop) for m, ids in enumerate(longer)]
+    found = completed(one, asked)
+    for each in asked:
+        assert_equal(found[each.request_id], decoded(policy, each))
