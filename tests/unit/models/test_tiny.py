@@ -13,7 +13,7 @@ from lecritique.core.errors import ConfigurationError, DataError
 from lecritique.core.task import Message, Reference
 from lecritique.critic.templates import placed_text, reference_text
 from lecritique.models.chat import ChatRenderer
-from lecritique.models.loading import TINY_FOLDER, load_causal_lm
+from lecritique.models.loading import BUNDLED, load_causal_lm
 from lecritique.tasks.registry import load_environment
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "make_tiny_model.py"
@@ -21,8 +21,8 @@ EPISODES = 48
 
 
 @functools.cache
-def tiny():
-    return load_causal_lm("tiny")
+def tiny(name: str = "tiny"):
+    return load_causal_lm(name)
 
 
 @functools.cache
@@ -36,9 +36,9 @@ def script():
 
 
 @functools.cache
-def gold_probability(form: str, placement: str | None) -> float:
+def gold_probability(name: str, form: str, placement: str | None) -> float:
     """Mean probability of the gold digits on 4x4 puzzles with 10 empty cells, after a gold history."""
-    renderer = ChatRenderer(tiny().tokenizer)
+    renderer = ChatRenderer(tiny(name).tokenizer)
     environment = load_environment(
         "sudoku", {"rows": EPISODES, "min_empty": 10, "max_empty": 10, "form": form}, seed=77
     )
@@ -53,16 +53,17 @@ def gold_probability(form: str, placement: str | None) -> float:
             ids = np.insert(prompt, context.position, context.token_ids)
         sequence = torch.tensor([*ids, *asked])[None]
         with torch.no_grad():
-            logprobs = tiny().model(input_ids=sequence).logits[0, len(ids) - 1 : -1].log_softmax(-1)
+            logprobs = tiny(name).model(input_ids=sequence).logits[0, len(ids) - 1 : -1].log_softmax(-1)
         probabilities += logprobs.exp()[torch.arange(len(asked)), torch.tensor(asked)].tolist()
     return float(np.mean(probabilities))
 
 
-def test_the_folder_is_small_and_described():
-    size = sum(path.stat().st_size for path in TINY_FOLDER.iterdir())
+@pytest.mark.parametrize("name", BUNDLED)
+def test_the_folder_is_small_and_described(name):
+    size = sum(path.stat().st_size for path in BUNDLED[name].iterdir())
     assert size <= 2_000_000
-    card = (TINY_FOLDER / "MODEL_CARD.md").read_text(encoding="utf-8")
-    for part in ("Apache-2.0", "make_tiny_model.py", "system_prefix", "user_suffix", "chain_sum"):
+    card = (BUNDLED[name] / "MODEL_CARD.md").read_text(encoding="utf-8")
+    for part in ("Apache-2.0", f"make_tiny_model.py --variant {name}", "system_prefix", "user_suffix", "chain_sum"):
         assert part in card
 
 
@@ -84,10 +85,12 @@ def test_the_template_costs_as_few_tokens_as_it_can():
     assert renderer.token_texts(longer[len(turn) :]) == ["<|user|>", "b", "<|end|>", "<|assistant|>"]
 
 
-@pytest.mark.parametrize("form", ["single_turn", "multi_turn"])
+@pytest.mark.parametrize(
+    ("name", "form"), [("tiny", "single_turn"), ("tiny", "multi_turn"), ("tiny-multi-turn", "multi_turn")]
+)
 @pytest.mark.parametrize("placement", ["system_prefix", "user_suffix"])
-def test_it_reads_a_reference_and_leaves_something_to_learn_without(form, placement):
-    plain, informed = gold_probability(form, None), gold_probability(form, placement)
+def test_it_reads_a_reference_and_leaves_something_to_learn_without(name, form, placement):
+    plain, informed = gold_probability(name, form, None), gold_probability(name, form, placement)
     assert informed > 0.93
     assert plain < informed - 0.02
     assert plain > 0.4
