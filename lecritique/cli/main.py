@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import traceback
 from typing import Annotated, NoReturn
 
 import typer
@@ -13,7 +14,7 @@ from lecritique.cli.output import fail
 from lecritique.cli.report import report
 from lecritique.cli.tasks import tasks
 from lecritique.cli.train import train
-from lecritique.core.errors import EXIT_CONFIGURATION, EXIT_INTERRUPTED, LecritiqueError
+from lecritique.core.errors import EXIT_CONFIGURATION, EXIT_INTERRUPTED, EXIT_ROLE_FAILED, LecritiqueError
 
 # typer carries a copy of click or uses the installed one: the base of its errors is found either way.
 _UsageError: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -66,6 +67,10 @@ def main() -> None:
         fail("interrupted.", EXIT_INTERRUPTED)
     except _UsageError as error:
         _refuse_usage(error)
+    except Exception as error:
+        # A fault of ours or of a library: its trace is what a report needs, its exit code still means something.
+        traceback.print_exc()
+        fail(f"unexpected {type(error).__name__}; the trace above belongs in a bug report.", EXIT_ROLE_FAILED)
     if code == EXIT_INTERRUPTED:  # what typer makes of KeyboardInterrupt
         fail("interrupted.", EXIT_INTERRUPTED)
     raise SystemExit(code or 0)

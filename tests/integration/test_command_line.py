@@ -138,8 +138,9 @@ def test_a_fault_of_our_own_is_recorded_too(tmp_path, capfd, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(synchronous, "score_then_train", broken)
-    with pytest.raises(ZeroDivisionError):
-        call(capfd, monkeypatch, "train", "demo", *SHORT, "--out", "run")
+    answer = call(capfd, monkeypatch, "train", "demo", *SHORT, "--out", "run")
+    assert answer.code == 4 and "Traceback" in answer.err
+    assert answer.err.strip().splitlines()[-1].startswith("lecritique: unexpected ZeroDivisionError")
     assert status(tmp_path / "run")["state"] == "failed"
     assert "ZeroDivisionError: a bug" in status(tmp_path / "run")["message"]
 
