@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_WAIT_POLICY := passive
 
-.PHONY: help venv demo test test-all lint clean-demo
+.PHONY: help venv demo test test-all test-verifiers lint clean-demo
 
 help:
 	@echo "make demo      set up, train four arms on Sudoku and one on Reasoning Gym, write the report (minutes)"
 	@echo "make test      set up, run the fast test suite"
 	@echo "make test-all  the slow tests too (SmolLM2, multi-turn learning)"
+	@echo "make test-verifiers  the tests of tasksets of verifiers, in an environment of their own"
 	@echo "make lint      ruff and mypy"
 	@echo "make venv      build $(VENV) only"
 
@@ -17,11 +18,11 @@ venv: $(VENV)/.complete
 
 $(VENV)/.complete: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[reasoning-gym,tensorboard]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[reasoning-gym,tensorboard,serve]'
 	touch $@
 
 $(VENV)/.complete-dev: $(VENV)/.complete
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,math,datasets,lean-toy,sandbox]'
 	touch $@
 
 $(VENV)/.complete-slow: $(VENV)/.complete-dev
@@ -39,8 +40,18 @@ clean-demo:
 test: $(VENV)/.complete-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
 
-test-all: $(VENV)/.complete-slow
+test-all: $(VENV)/.complete-slow test-verifiers
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+# verifiers pins versions that the extra smollm2 cannot live with, so it has an environment of its own.
+VERIFIERS := .venv-verifiers
+$(VERIFIERS)/.complete: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VERIFIERS)
+	$(VERIFIERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,verifiers]'
+	touch $@
+
+test-verifiers: $(VERIFIERS)/.complete
+	OMP_NUM_THREADS=1 LECRITIQUE_REQUIRE_VERIFIERS=1 $(VERIFIERS)/bin/python -m pytest tests/tasks/test_verifiers.py
 
 lint: $(VENV)/.complete-dev
 	$(BIN)/ruff check .

@@ -72,7 +72,7 @@ def curve_figure(comparison: Comparison, metric: str, label: str, *, base: float
     """SVG of a metric over steps, None when no run has a finite value."""
     if not _any_finite(comparison, metric):
         return None
-    return _svg(lambda ax: _draw_curves(ax, comparison, metric, label, base), f"{metric}-curve")
+    return svg(lambda ax: _draw_curves(ax, comparison, metric, label, base), f"{metric}-curve")
 
 
 def endpoint_figure(comparison: Comparison, metric: str, label: str, *, base: float | None = None) -> str | None:
@@ -80,7 +80,7 @@ def endpoint_figure(comparison: Comparison, metric: str, label: str, *, base: fl
     if not _any_finite(comparison, metric):
         return None
     height = 0.9 + 0.5 * len(comparison.arms)
-    return _svg(
+    return svg(
         lambda ax: _draw_endpoints(ax, comparison, metric, label, base), f"{metric}-bars", (_SIZE[0], max(height, 2.0))
     )
 
@@ -89,7 +89,7 @@ def position_figure(comparison: Comparison, fits: Mapping[str, Sequence[ValueFit
     """SVG of explained variance by position in the response, None when no bin of any arm has one."""
     if not any(np.isfinite(fit.value()) for bins in fits.values() for fit in bins):
         return None
-    return _svg(lambda ax: _draw_positions(ax, comparison, fits), "positions")
+    return svg(lambda ax: _draw_positions(ax, comparison, fits), "positions")
 
 
 def picture(comparison: Comparison, png: Path) -> None:
@@ -140,7 +140,7 @@ def _draw_curves(ax: _Axes, comparison: Comparison, metric: str, label: str, bas
         ax.plot(steps, mean, color=colour, linewidth=2.0, linestyle=dash, marker=marker, solid_capstyle="round")
         drawn.append(curves_SN.ravel())
         last = max(last, int(steps[-1]))
-    _frame(ax, label)
+    frame(ax, label)
     ax.set_xlabel("policy step")
     ax.set_xlim(0, last)
     _limit_y(ax, np.concatenate(drawn) if drawn else np.zeros(1), base, floor=metric == "explained_variance")
@@ -184,7 +184,7 @@ def _draw_endpoints(ax: _Axes, comparison: Comparison, metric: str, label: str, 
             va="center",
             size=9,
         )
-    _frame(ax, label, grid="x")
+    frame(ax, label, grid="x")
     ax.set_yticks([])
     ax.spines["left"].set_visible(False)
     ax.set_ylim(-len(comparison.arms) + 0.45, 0.75)
@@ -214,7 +214,7 @@ def _draw_positions(ax: _Axes, comparison: Comparison, fits: Mapping[str, Sequen
         dash = _DASHES[index // len(ARM_COLOURS) % len(_DASHES)]
         ax.plot(centres, explained, color=arm_colour(index), linewidth=2, linestyle=dash, marker="o", markersize=4)
         seen.append(explained)
-    _frame(ax, "explained variance")
+    frame(ax, "explained variance")
     ax.axhline(0, color=MUTED, linewidth=0.8)
     ax.set_xlim(0, 1)
     ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["start", "25%", "50%", "75%", "end"])
@@ -251,7 +251,8 @@ def _limit_y(ax: _Axes, values: NDArray[np.float64], base: float | None, *, floo
     ax.set_ylim(low - pad * (2 if base is not None else 1), high + pad)
 
 
-def _frame(ax: _Axes, label: str, grid: str = "y") -> None:
+def frame(ax: _Axes, label: str, grid: str = "y") -> None:
+    """The axes as every figure has them: a title on the left, no box, quiet grid lines."""
     ax.set_title(label, loc="left", size=9.5, color=MUTED, pad=8)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
@@ -277,7 +278,8 @@ def _finite(*values: float) -> list[float]:
     return [value for value in values if np.isfinite(value)]
 
 
-def _svg(draw: Callable[[_Axes], None], name: str, size: tuple[float, float] = _SIZE) -> str:
+def svg(draw: Callable[[_Axes], None], name: str, size: tuple[float, float] = _SIZE) -> str:
+    """What `draw` draws, as inline SVG in the page's colours; `name` keeps its ids apart from other figures'."""
     with _style():
         figure = Figure(figsize=size, layout="constrained")
         figure.patch.set_alpha(0)
@@ -289,20 +291,20 @@ def _svg(draw: Callable[[_Axes], None], name: str, size: tuple[float, float] = _
     return _inlined(buffer.getvalue(), name)
 
 
-def _inlined(svg: str, name: str) -> str:
-    """`svg` as part of an HTML page: no prologue, no foreign addresses, its own ids, the page's colours."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
-    svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg).replace("xlink:href", "href")
-    svg = re.sub(r'\bid="', f'id="{name}-', svg)
-    svg = re.sub(r'url\(#|href="#', lambda found: f"{found.group()}{name}-", svg)
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+def _inlined(drawn: str, name: str) -> str:
+    """`drawn` as part of an HTML page: no prologue, no foreign addresses, its own ids, the page's colours."""
+    drawn = drawn[drawn.index("<svg") :]
+    drawn = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", drawn, flags=re.DOTALL)
+    drawn = re.sub(r' xmlns(:\w+)?="[^"]*"', "", drawn).replace("xlink:href", "href")
+    drawn = re.sub(r'\bid="', f'id="{name}-', drawn)
+    drawn = re.sub(r'url\(#|href="#', lambda found: f"{found.group()}{name}-", drawn)
+    drawn = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", drawn, count=1)
+    drawn = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", drawn, count=1)
     variables = {INK: "--ink", MUTED: "--muted", RULE: "--rule"}
     variables |= {colour: f"--arm-{index}" for index, colour in enumerate(ARM_COLOURS)}
     for colour, variable in variables.items():
-        svg = svg.replace(colour, f"var({variable})")
-    return svg.strip()
+        drawn = drawn.replace(colour, f"var({variable})")
+    return drawn.strip()
 
 
 @contextmanager

@@ -1,7 +1,9 @@
 """Reading run directories and comparisons, also while they are being written.
 
-Rows of `metrics.jsonl` may repeat a step (a resumed run writes it again: the last row counts) and the
-last line may be half-written. Everything else that does not fit is one DataError naming file and line.
+Rows of `metrics.jsonl` may repeat a step (a resumed run does it again: the last row counts). From the first row of a
+resume on, what was recorded before of its step and of later ones is superseded and left out, also where the resumed run
+has not come so far yet. The last line may be half-written. Everything else that does not fit is one DataError naming
+file and line.
 """
 
 from __future__ import annotations
@@ -240,15 +242,21 @@ def _json_object(file: Path) -> dict[str, Any] | None:
 
 def _read_metrics(file: Path) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float64]]]:
     rows: dict[int, dict[str, float]] = {}
-    for row in _metric_rows(file):
-        rows[int(row.pop("step"))] = row
+    resumes = 0
+    for resume, row in _metric_rows(file):
+        step = int(row.pop("step"))
+        if resume > resumes:
+            resumes = resume
+            rows = {earlier: held for earlier, held in rows.items() if earlier < step}
+        rows[step] = row
     steps = sorted(rows)
     names = {name: None for step in steps for name in rows[step]}
     columns = {name: np.array([rows[step].get(name, math.nan) for step in steps], dtype=np.float64) for name in names}
     return np.array(steps, dtype=np.int64), columns
 
 
-def _metric_rows(file: Path) -> Iterator[dict[str, float]]:
+def _metric_rows(file: Path) -> Iterator[tuple[int, dict[str, float]]]:
+    """Each row with the resume count that it was written under."""
     try:
         lines = file.read_bytes().splitlines()
     except FileNotFoundError:
@@ -274,7 +282,7 @@ def _metric_rows(file: Path) -> Iterator[dict[str, float]]:
         if torn is not None and not (isinstance(resume, int) and resume > resumes):
             raise torn
         torn, resumes = None, resume if isinstance(resume, int) else 0
-        yield _metric_row(record, where)
+        yield resumes, _metric_row(record, where)
 
 
 def _metric_row(record: Mapping[str, Any], where: str) -> dict[str, float]:

@@ -53,6 +53,8 @@ def write_picture(directory: str | Path, png: str | Path) -> Path:
 
 def report_html(comparison: Comparison) -> str:
     """The whole page."""
+    from lecritique.analysis.roles import roles_section
+
     summary = comparison_summary(comparison)
     damaged: list[str] = []
     fits = {arm: value_fit_by_position(_late_tables(comparison, arm, damaged)) for arm in comparison.arms}
@@ -78,6 +80,7 @@ def report_html(comparison: Comparison) -> str:
             "(prompt or environment); coloured tokens are its own. Point at a token, or tap it, for its numbers.",
             page.token_section(tokens),
         ),
+        roles_section(comparison),
         _numbers_section(comparison, summary),
         _method_section(comparison, summary),
     ]

@@ -35,7 +35,7 @@ def arithmetic(config: RunConfig) -> Iterator[str]:
         return
     critic, replay = config.critic, config.critic.replay
     yield (
-        f"Critic: {critic.updates_per_policy_step} updates of {replay.batch_size} rollouts a step, each rollout at "
+        f"Critic: {critic.updates_per_policy_step:g} updates of {replay.batch_size} rollouts a step, each rollout at "
         f"most {replay.max_uses} times, {replay.capacity} held, context {critic.context.type}."
     )
     kind = "discarded" if critic.warmup == "discard" else "credited by leave-one-out"

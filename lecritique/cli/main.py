@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
+import sys
+import threading
 import traceback
 from typing import Annotated, NoReturn
 
@@ -12,6 +15,7 @@ import typer
 from lecritique.cli.compare import compare
 from lecritique.cli.output import fail
 from lecritique.cli.report import report
+from lecritique.cli.serve_value import serve_value
 from lecritique.cli.tasks import tasks
 from lecritique.cli.train import train
 from lecritique.core.errors import EXIT_CONFIGURATION, EXIT_INTERRUPTED, EXIT_ROLE_FAILED, LecritiqueError
@@ -33,6 +37,7 @@ app = typer.Typer(
 app.command()(train)
 app.command()(compare)
 app.command()(report)
+app.command("serve-value")(serve_value)
 app.add_typer(tasks, name="tasks")
 
 
@@ -54,6 +59,19 @@ def _root(
 
 def main() -> None:
     """Entry point."""
+    try:
+        _main()
+    except SystemExit as ended:
+        if any(thread.daemon for thread in threading.enumerate()):
+            # A role that was not waited for may be inside native code, where the interpreter's end would abort.
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(ended.code if isinstance(ended.code, int) else EXIT_ROLE_FAILED)
+        raise
+
+
+def _main() -> NoReturn:
     # Read by OpenMP when torch is loaded: threads that spin while they wait starve the others.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     for name in ("SIGTERM", "SIGHUP"):  # SIGHUP: the terminal was closed; not on every system

@@ -27,10 +27,10 @@ def _columns() -> list[ProgressColumn]:
 
 
 class TrainProgress:
-    """Shows reward, EV, rho, tokens/s and time left of one run."""
+    """Shows reward, EV, rho, tokens/s and time left of one run, of which `done` steps are done already."""
 
-    def __init__(self, label: str, steps: int) -> None:
-        self._label, self._steps = label, steps
+    def __init__(self, label: str, steps: int, *, done: int = 0) -> None:
+        self._label, self._steps, self._first = label, steps, done
         self._started = time.perf_counter()
         self._every = max(1, steps // 20)
         self._live = Progress(*_columns(), console=console) if console.is_terminal else None
@@ -38,7 +38,7 @@ class TrainProgress:
     def __enter__(self) -> TrainProgress:
         if self._live:
             self._live.start()
-            self._bar = self._live.add_task(escape(self._label), total=self._steps, text="")
+            self._bar = self._live.add_task(escape(self._label), total=self._steps, completed=self._first, text="")
         return self
 
     def __exit__(
@@ -50,11 +50,11 @@ class TrainProgress:
     def step(self, step: int, metrics: dict[str, float]) -> None:
         """Show one step."""
         done = step + 1
-        left = (time.perf_counter() - self._started) / done * (self._steps - done)
+        left = (time.perf_counter() - self._started) / (done - self._first) * (self._steps - done)
         text = self.text(metrics, left)
         if self._live:
             self._live.update(self._bar, completed=done, text=text)
-        elif done % self._every == 0 or done in (1, self._steps):
+        elif done % self._every == 0 or done in (self._first + 1, self._steps):
             console.print(f"{self._label}  step {done}/{self._steps}  {text}", soft_wrap=True)
 
     @staticmethod

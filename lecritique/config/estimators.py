@@ -101,6 +101,12 @@ class LeaveOneOut(Config):
     type: Literal["leave_one_out"] = "leave_one_out"
 
 
+class NoAdvantage(Config):
+    """No advantages, for a policy loss that reads none: `opsd`."""
+
+    type: Literal["none"] = "none"
+
+
 class Discounting(Config):
     """What every estimator with a critic shares."""
 
@@ -138,7 +144,7 @@ class Evpo(Discounting):
     """Decide by the previous batch's explained variance instead of this one's."""
 
 
-Estimator = Annotated[GroupMean | LeaveOneOut | Value | Tether | Evpo, Field(discriminator="type")]
+Estimator = Annotated[GroupMean | LeaveOneOut | NoAdvantage | Value | Tether | Evpo, Field(discriminator="type")]
 
 USES_GROUP = ("mean", "leave_one_out", "tether", "evpo")
 USES_CRITIC = ("value", "tether", "evpo")

@@ -14,7 +14,9 @@ from pydantic import BaseModel, ValidationError
 
 from lecritique.config.explain import configuration_error, nearest
 from lecritique.config.presets import PRESETS, applied
-from lecritique.config.schema import RunConfig
+from lecritique.config.resolve import teacher_content, uses_teacher
+from lecritique.config.schema import Context, NoContext, RunConfig, SiblingsContext
+from lecritique.config.teachers import TeacherContent
 from lecritique.core.errors import ConfigurationError
 
 Tree = dict[str, Any]
@@ -145,6 +147,37 @@ def compose(recipe: Recipe, *, arm: str | None = None, overrides: Sequence[str] 
     Raises:
         ConfigurationError: an unknown arm, key or value; names key, section and nearest match.
     """
+    config = _composed(recipe, arm=arm, overrides=overrides)
+    data = config.data
+    if data.contexts is not None and data.teachers is not None:
+        return config
+    contexts, teachers = _shared_by_arms(recipe, overrides)
+    update = {
+        "contexts": contexts if data.contexts is None else data.contexts,
+        "teachers": teachers if data.teachers is None else data.teachers,
+    }
+    return config.model_copy(update={"data": data.model_copy(update=update)})
+
+
+def _shared_by_arms(recipe: Recipe, overrides: Sequence[str]) -> tuple[tuple[Context, ...], tuple[TeacherContent, ...]]:
+    """What critics and teachers of the recipe's arms may see: whichever arm is run, the same rows have room for all."""
+    found: list[Context] = []
+    told: list[TeacherContent] = []
+    without_arm = [text for text in overrides if parse_override(text)[0] != ["preset"]]
+    for arm in arm_names(recipe):
+        try:
+            config = _composed(recipe, arm=arm, overrides=without_arm)
+        except ConfigurationError:
+            continue  # an arm that these overrides do not fit cannot be compared with the others
+        context, content = config.critic.context, teacher_content(config)
+        if not isinstance(context, NoContext | SiblingsContext) and context not in found:
+            found.append(context)
+        if uses_teacher(config) and content not in (*told, "none"):
+            told.append(content)
+    return tuple(found), tuple(told)
+
+
+def _composed(recipe: Recipe, *, arm: str | None, overrides: Sequence[str]) -> RunConfig:
     tree = with_section_defaults(recipe.tree, RunConfig)
     pairs = [parse_override(text) for text in overrides]
     for _, value in (pair for pair in pairs if pair[0] == ["preset"]):

@@ -71,7 +71,22 @@ class Dapo(Clipped):
     """Over tokens of the whole batch, or over tokens of a response and then over responses."""
 
 
-PolicyLoss = Annotated[Dppo | Reinforce | Ppo | Dapo, Field(discriminator="type")]
+class Opsd(Config):
+    """Distance of the whole next-token distributions from the teacher's; reads no advantages (VP eq. 6, 2601.18734).
+
+    Its estimator is `none`. The teacher is asked at each forward pass, as it is then: distributions are not kept.
+    """
+
+    type: Literal["opsd"] = "opsd"
+    kind: Literal["forward_kl", "reverse_kl", "jsd"] = "forward_kl"
+    """KL(teacher, student), KL(student, teacher), or a mixture of both."""
+    beta: float = Field(0.5, gt=0, lt=1)
+    """Weight of the teacher in `jsd`."""
+    reduction: Reduction = "response_mean"
+    """Over tokens of the whole batch, or over tokens of a response and then over responses."""
+
+
+PolicyLoss = Annotated[Dppo | Reinforce | Ppo | Dapo | Opsd, Field(discriminator="type")]
 
 
 class Bce(Config):

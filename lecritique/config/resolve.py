@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from lecritique.config.estimators import USES_CRITIC, USES_GROUP, AdaptiveLambda, Discounting, GaeLambda, LengthLambda
-from lecritique.config.schema import RunConfig
+from lecritique.config.losses import Opsd
+from lecritique.config.schema import ReferenceContext, RunConfig, SiblingsContext, TrainThenScore
+from lecritique.config.teachers import NoModulation, TeacherContent
 from lecritique.core.errors import ConfigurationError
 
 Varying = TypeVar("Varying", bound=LengthLambda | AdaptiveLambda)
@@ -25,6 +28,19 @@ class Facts:
 def uses_critic(config: RunConfig) -> bool:
     """Whether the run builds and trains a value function."""
     return config.estimator.type in USES_CRITIC
+
+
+def uses_teacher(config: RunConfig) -> bool:
+    """Whether the run builds a self-teacher."""
+    return isinstance(config.policy.loss, Opsd) or not isinstance(config.policy.modulation, NoModulation)
+
+
+def teacher_content(config: RunConfig) -> TeacherContent:
+    """What the teacher is told: by default the same fixed information as the critic, else the answer."""
+    own, context = config.policy.teacher.content, config.critic.context
+    if own is not None:
+        return own
+    return context.content if isinstance(context, ReferenceContext) else "answer"
 
 
 def gae_lambda(value: float | GaeLambda | Varying) -> float | Varying:
@@ -51,6 +67,13 @@ def resolve(config: RunConfig, facts: Facts) -> RunConfig:
     tree["runtime"]["device"] = config.runtime.device or facts.device
     limit = config.sampling.max_total_tokens
     tree["sampling"]["max_total_tokens"] = facts.context_length if limit is None else limit
+    prompt_limit = config.data.max_prompt_tokens
+    tree["data"]["max_prompt_tokens"] = (
+        tree["sampling"]["max_total_tokens"] - 1 if prompt_limit is None else prompt_limit
+    )
+    tree["data"]["contexts"] = config.data.contexts or ()
+    tree["data"]["teachers"] = config.data.teachers or ()
+    tree["policy"]["teacher"]["content"] = teacher_content(config)
     for section in (tree["estimator"], tree["critic"]):
         for key in ("gae_lambda", "value_target_lambda"):
             if isinstance(section.get(key), dict) and "retained" in section[key]:
@@ -58,6 +81,16 @@ def resolve(config: RunConfig, facts: Facts) -> RunConfig:
     tree["critic"]["replay"].update(
         batch_size=batch_size, capacity=capacity, refill_size=replay.refill_size or capacity
     )
+    if isinstance(config.critic.context, SiblingsContext) and config.critic.context.max_tokens is None:
+        left = facts.context_length - tree["sampling"]["max_total_tokens"]
+        tree["critic"]["context"]["max_tokens"] = left if left > 0 else facts.context_length
+    batches_open = 1 if config.rollout.max_staleness == 0 else 2
+    in_flight = config.rollout.in_flight or batches_open * config.rollout.batch_size
+    tree["rollout"]["in_flight"] = in_flight
+    tree["runtime"]["evaluator_queue_tokens"] = (
+        config.runtime.evaluator_queue_tokens or in_flight * tree["sampling"]["max_total_tokens"]
+    )
+    tree["critic"]["init"] = config.critic.init or ""
     tree["policy"]["minibatch_size"] = config.policy.minibatch_size or config.rollout.batch_size
     resolved = RunConfig.model_validate(tree)
     for problem in _problems(resolved, facts):
@@ -67,8 +100,12 @@ def resolve(config: RunConfig, facts: Facts) -> RunConfig:
 
 def _problems(config: RunConfig, facts: Facts) -> Iterator[str]:
     yield from _group_problems(config)
+    yield from _asynchronous_problems(config)
     yield from _sampling_problems(config, facts)
     yield from _policy_problems(config)
+    yield from _distillation_problems(config)
+    yield from _modulation_problems(config)
+    yield from _dynamic_sampling_problems(config)
     if uses_critic(config):
         yield from _critic_problems(config, facts)
 
@@ -92,6 +129,47 @@ def _group_problems(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _asynchronous_problems(config: RunConfig) -> Iterator[str]:
+    rollout = config.rollout
+    size, group, in_flight = rollout.batch_size, rollout.group_size, rollout.in_flight or 0
+    if in_flight < size or in_flight % group:
+        yield (
+            f"'rollout.in_flight' counts rollouts and must be a multiple of 'rollout.group_size' = {group} of at least "
+            f"'rollout.batch_size' = {size}, got {in_flight}."
+        )
+    if rollout.max_staleness == 0 and in_flight > size:
+        yield (
+            f"'rollout.max_staleness' = 0 lets one batch be in flight, so 'rollout.in_flight' can only be "
+            f"'rollout.batch_size' = {size}, got {in_flight}."
+        )
+
+
+def _shadow_problems(config: RunConfig) -> Iterator[str]:
+    if config.critic.shadow and config.rollout.group_size == 1:
+        yield (
+            "'critic.shadow' = true credits the policy by leave-one-out and needs 'rollout.group_size' of at least 2, "
+            "got 1."
+        )
+
+
+def _sibling_problems(config: RunConfig, facts: Facts) -> Iterator[str]:
+    context = config.critic.context
+    if not isinstance(context, SiblingsContext):
+        return
+    if config.rollout.group_size == 1:
+        yield (
+            "'critic.context.type' = 'siblings' shows the other rollouts of a group and needs 'rollout.group_size' "
+            "of at least 2, got 1."
+        )
+    own, room = config.sampling.max_total_tokens or 0, context.max_tokens or 0
+    if context.on_overflow == "trim_context" and (room < 1 or own + room > facts.context_length):
+        yield (
+            f"'critic.context.on_overflow' = 'trim_context' needs room of its own, whatever the length of a rollout: "
+            f"'sampling.max_total_tokens' = {own} and 'critic.context.max_tokens' = {context.max_tokens} are over the "
+            f"context length of {facts.context_length}; lower the first."
+        )
+
+
 def _sampling_problems(config: RunConfig, facts: Facts) -> Iterator[str]:
     sampling, loss = config.sampling, config.policy.loss
     ratio = loss.type == "dppo" or (loss.type == "reinforce" and not loss.on_policy)
@@ -101,7 +179,12 @@ def _sampling_problems(config: RunConfig, facts: Facts) -> Iterator[str]:
             f"'policy.loss.type' = '{loss.type}' compares log-probs of the full softmax with the sampler's, "
             f"so '{key}' must be off (top_p = 1.0, top_k = 0), got {getattr(sampling, key.split('.')[1])}."
         )
-    limit = sampling.max_total_tokens or facts.context_length
+    limit, prompt = sampling.max_total_tokens or facts.context_length, config.data.max_prompt_tokens or 0
+    if prompt >= limit:
+        yield (
+            f"'data.max_prompt_tokens' = {prompt} leaves no token of 'sampling.max_total_tokens' = {limit} "
+            "for a response."
+        )
     if limit > facts.context_length:
         yield (
             f"'sampling.max_total_tokens' = {limit} is over the context length of 'model.name' = "
@@ -122,6 +205,63 @@ def _policy_problems(config: RunConfig) -> Iterator[str]:
         yield (
             f"'policy.loss.on_policy' = true holds for the first optimizer step of a batch only, got '{key}' = "
             f"{value}; use 'policy.loss.on_policy' = false or another loss."
+        )
+
+
+def _distillation_problems(config: RunConfig) -> Iterator[str]:
+    policy = config.policy
+    if (config.estimator.type == "none") != isinstance(policy.loss, Opsd):
+        yield (
+            f"'policy.loss.type' = 'opsd' reads no advantages, every other loss does: it goes with 'estimator.type' = "
+            f"'none' and only with it, got '{policy.loss.type}' and '{config.estimator.type}'."
+        )
+    if not isinstance(policy.loss, Opsd):
+        return
+    if not isinstance(policy.modulation, NoModulation):
+        yield (
+            f"'policy.modulation.type' = '{policy.modulation.type}' changes advantages, and 'policy.loss.type' = "
+            "'opsd' reads none."
+        )
+    if policy.whiten:
+        yield "'policy.whiten' = true changes advantages, and 'policy.loss.type' = 'opsd' reads none."
+
+
+def _modulation_problems(config: RunConfig) -> Iterator[str]:
+    policy, modulation = config.policy, config.policy.modulation
+    if isinstance(modulation, NoModulation) or not policy.whiten:
+        return
+    late = {
+        "'policy.modulation.denominator' = 'current'": modulation.denominator == "current",
+        "'policy.teacher.rescore' = true": policy.teacher.rescore,
+    }
+    for key in (key for key, set_so in late.items() if set_so):
+        yield (
+            f"'policy.whiten' = true takes the mean over the whole batch before the first optimizer step, but {key} "
+            "modulates advantages again at each of them; use one of the two."
+        )
+
+
+def _dynamic_sampling_problems(config: RunConfig) -> Iterator[str]:
+    rounds = config.rollout.dynamic_sampling
+    if not rounds:
+        return
+    if config.estimator.type not in ("mean", "leave_one_out"):
+        yield (
+            f"'rollout.dynamic_sampling' = {rounds} leaves out groups whose rollouts all earned the same, from which "
+            f"'estimator.type' = '{config.estimator.type}' learns as well; use 'mean' or 'leave_one_out', or 0."
+        )
+    elif config.runtime.loop == "asynchronous":
+        yield (
+            f"'rollout.dynamic_sampling' = {rounds} asks again within a step, which 'runtime.loop' = 'asynchronous' "
+            "does not have; use 'runtime.loop' = 'synchronous'."
+        )
+
+
+def _schedule_problems(config: RunConfig) -> Iterator[str]:
+    if isinstance(config.critic.schedule, TrainThenScore) and config.runtime.loop == "asynchronous":
+        yield (
+            "'critic.schedule.type' = 'train_then_score' trains the critic before a batch is scored, and 'runtime.loop'"
+            " = 'asynchronous' does both at the same time; use 'runtime.loop' = 'synchronous'."
         )
 
 
@@ -151,12 +291,18 @@ def _critic_problems(config: RunConfig, facts: Facts) -> Iterator[str]:
     batch, capacity, refill = replay.batch_size or 0, replay.capacity or 0, replay.refill_size or 0
     if not batch <= refill <= capacity:
         yield (f"'critic.replay' needs batch_size <= refill_size <= capacity, got {batch}, {refill} and {capacity}.")
+    yield from _schedule_problems(config)
+    yield from _sibling_problems(config, facts)
+    yield from _shadow_problems(config)
     yield from _warmup_problems(config)
     yield from _lambda_problems(config)
 
 
 def _warmup_problems(config: RunConfig) -> Iterator[str]:
     critic, replay = config.critic, config.critic.replay
+    if isinstance(critic.schedule, TrainThenScore):
+        yield from _warmup_problems_without_replay(config)
+        return
     if critic.warmup_updates and not critic.updates_per_policy_step:
         yield (
             f"'critic.warmup_updates' = {critic.warmup_updates} is never reached with "
@@ -167,14 +313,29 @@ def _warmup_problems(config: RunConfig) -> Iterator[str]:
     # Replay must fill before the first update, and each rollout is trained on a limited number of times.
     filling = -(-refill // size)
     before_last = config.run.steps - 1
-    most = min(
-        (config.run.steps - filling) * critic.updates_per_policy_step, replay.max_uses * before_last * size // batch
-    )
+    rate = critic.updates_per_policy_step
+    # A rate below 1 owes floor(rate n) updates after n steps; those of the steps in which replay fills lapse.
+    owed = math.floor(rate * before_last + 1e-9) - math.floor(rate * (filling - 1) + 1e-9)
+    most = min(owed, replay.max_uses * before_last * size // batch)
     if critic.warmup == "discard" and critic.warmup_updates and most < critic.warmup_updates:
         yield (
             f"'run.steps' = {config.run.steps} ends before 'critic.warmup_updates' = {critic.warmup_updates} "
             f"are done (replay fills for {filling} of them, and {max(most, 0)} updates fit in before the last), so no "
             "policy batch would ever be trained on; use more steps or 'critic.warmup' = 'leave_one_out'."
+        )
+
+
+def _warmup_problems_without_replay(config: RunConfig) -> Iterator[str]:
+    critic, size = config.critic, config.rollout.batch_size
+    assert isinstance(critic.schedule, TrainThenScore)
+    # The last step's own updates come before its scores with `pre_update`, and after them without.
+    steps = config.run.steps if critic.schedule.pre_update else config.run.steps - 1
+    most = steps * size // (config.policy.minibatch_size or size)
+    if critic.warmup == "discard" and most < critic.warmup_updates:
+        yield (
+            f"'run.steps' = {config.run.steps} ends before 'critic.warmup_updates' = {critic.warmup_updates} are done "
+            f"({most} updates come before the last scores), so no policy batch would ever be trained on; use more "
+            "steps or 'critic.warmup' = 'leave_one_out'."
         )
 
 

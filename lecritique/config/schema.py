@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field
 from lecritique.config.base import Config
 from lecritique.config.estimators import Estimator, OptimizerConfig, TargetLambda, Tether
 from lecritique.config.losses import Bce, Dppo, PolicyLoss, ValueLoss
+from lecritique.config.teachers import AnyTeacher, EmaTeacher, Modulation, NoModulation, TeacherContent
 
 
 class RunSection(Config):
@@ -22,6 +23,10 @@ class RunSection(Config):
     """Save sampled rollouts with their per-token columns every so many steps; 0 never."""
     saved_rollouts: int = Field(64, ge=1)
     """Rollouts saved at such a step (whole groups, from the front of the batch)."""
+    checkpoint_every: int = Field(25, ge=0)
+    """Save everything that `train --resume` needs every so many steps; 0 only at the end and when interrupted."""
+    keep_checkpoints: int = Field(2, ge=1)
+    """Checkpoints that stay; older ones are removed once a new one is complete."""
     sinks: tuple[Literal["tensorboard"], ...] = ()
     """Extra sinks of the metrics; they need their extras installed."""
 
@@ -69,8 +74,19 @@ class RolloutSection(Config):
     """Rollouts of a policy batch (LC's meaning: rollouts, not prompts)."""
     group_size: int = Field(4, ge=1)
     """Rollouts of one attempt at one task row (K)."""
+    dynamic_sampling: int = Field(0, ge=0)
+    """Rounds in which a step may ask for other groups in place of those whose rollouts all earned the same, the penalty
+    on overlong responses apart (DAPO); those that are left after the last round stay. 0 is off."""
     max_failed_fraction: float = Field(0.5, ge=0, le=1)
     """Stop when more than this share of a batch's rollouts failed."""
+    in_flight: int | None = Field(None, ge=1)
+    """Rollouts that an asynchronous run keeps open at once; by default two batches, one with `max_staleness` = 0."""
+    max_staleness: int = Field(8, ge=0)
+    """Policy versions that a trained rollout may be behind, counted from its oldest token. 0 makes an asynchronous run
+    wait for policy and critic after each batch: it then equals the synchronous loop."""
+    on_stale: Literal["cancel", "withhold"] = "cancel"
+    """What happens to rollouts that have become too old: cut off and forgotten, or finished and shown to the critic
+    alone. Cutting costs nothing and takes long responses away; see `groups_stale` among the metrics."""
 
 
 class PolicySection(Config):
@@ -78,8 +94,12 @@ class PolicySection(Config):
 
     loss: PolicyLoss = Dppo()
     """The policy loss."""
+    modulation: Modulation = NoModulation()
+    """What a teacher does to the advantages, whatever estimator made them."""
+    teacher: AnyTeacher = EmaTeacher()
+    """The teacher; not built unless modulation or loss read one."""
     whiten: bool = False
-    """Take the batch's mean off the advantages and divide by its standard deviation, after credit."""
+    """Take the batch's mean off the advantages and divide by its standard deviation, after credit and modulation."""
     minibatch_size: int | None = Field(None, ge=1)
     """Rollouts of an optimizer step; by default the whole batch, which is then one step."""
     epochs: int = Field(1, ge=1)
@@ -104,11 +124,61 @@ class ReferenceContext(Config):
     """One system message in front (LC's code), or inside the last opening user message (VASPO)."""
 
 
-Context = Annotated[NoContext | ReferenceContext, Field(discriminator="type")]
+class RubricContext(Config):
+    """The task's rubric: what a grader looks for."""
+
+    type: Literal["rubric"] = "rubric"
+    placement: Literal["system_prefix", "user_suffix"] = "system_prefix"
+    """One system message in front (LC's code), or inside the last opening user message (VASPO)."""
+
+
+class EnvContext(Config):
+    """What the environment declares before the first action, such as a solved grid."""
+
+    type: Literal["env"] = "env"
+    placement: Literal["system_prefix", "user_suffix"] = "system_prefix"
+    """One system message in front (LC's code), or inside the last opening user message (VASPO)."""
+
+
+class SiblingsContext(Config):
+    """The other responses of the group with their returns, never the rollout's own."""
+
+    type: Literal["siblings"] = "siblings"
+    placement: Literal["system_prefix", "user_suffix"] = "system_prefix"
+    """One system message in front (LC's code), or inside the last opening user message (VASPO)."""
+    on_overflow: Literal["error", "trim_context", "skip"] = "error"
+    """When they are too long for the critic: end the run, cut the responses shown, or leave the group out, counted."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Token limit of the context; by default what the model's context length leaves beside sampling.max_total_tokens,
+    or its whole length when nothing is left and nothing is to be trimmed."""
+
+
+Context = Annotated[
+    NoContext | ReferenceContext | RubricContext | EnvContext | SiblingsContext, Field(discriminator="type")
+]
+
+
+class ScoreThenTrain(Config):
+    """LC: values that credit a batch never come from a critic that has trained on it."""
+
+    type: Literal["score_then_train"] = "score_then_train"
+
+
+class TrainThenScore(Config):
+    """VASPO: one epoch of critic updates on the batch, over the policy's minibatches, then values, advantages and the
+    policy's update. No replay; `replay` and `updates_per_policy_step` are not read. Needs the synchronous loop.
+    """
+
+    type: Literal["train_then_score"] = "train_then_score"
+    pre_update: bool = True
+    """False trains the critic after the policy instead: PPO's usual order, for ablation."""
+
+
+Schedule = Annotated[ScoreThenTrain | TrainThenScore, Field(discriminator="type")]
 
 
 class ReplaySection(Config):
-    """The critic's replay buffer (LC appendix B): FIFO by admission, unit = rollout."""
+    """The critic's replay buffer (LC appendix B): FIFO by admission, unit = rollout. Of `score_then_train` only."""
 
     max_uses: int = Field(2, ge=1)
     """How often a rollout is trained on at most (N)."""
@@ -125,6 +195,8 @@ class CriticSection(Config):
 
     context: Context = NoContext()
     """What the critic may see and the policy may not."""
+    schedule: Schedule = ScoreThenTrain()
+    """The order of scoring and critic training within a rollout batch."""
     loss: ValueLoss = Bce()
     """The value loss."""
     value_target_lambda: TargetLambda = 1.0
@@ -133,12 +205,33 @@ class CriticSection(Config):
     """The critic's optimizer."""
     replay: ReplaySection = ReplaySection()
     """The replay buffer."""
-    updates_per_policy_step: int = Field(1, ge=0)
-    """Critic updates after each rollout batch, as far as replay is ready."""
+    updates_per_policy_step: float = Field(1.0, ge=0)
+    """Critic updates after each rollout batch, as far as replay is ready; 0.5 is one after every second batch. Of
+    `score_then_train` only."""
+    shadow: bool = False
+    """Train and measure the critic, and credit the policy by leave-one-out all the same."""
+    init: str | None = None
+    """Start from the critic of another run: its directory, or a folder with a saved value model. The optimizer starts
+    afresh, and versions are counted from 0."""
     warmup_updates: int = Field(20, ge=0)
     """A policy batch ships only if the critic that scored it had at least so many updates."""
     warmup: Literal["discard", "leave_one_out"] = "discard"
     """What happens to policy batches before that: discarded (LC), or shipped with the group baseline."""
+
+
+class DataSection(Config):
+    """Which rows of the task are trained on. Decided when a run is built, alike for all arms of a recipe."""
+
+    evaluation_fraction: float = Field(0.0, ge=0, lt=1)
+    """Share of the rows kept out of training, chosen by a hash of what they ask: the same on every machine."""
+    max_prompt_tokens: int | None = Field(None, ge=1)
+    """Token limit of a prompt, template included; by default what sampling.max_total_tokens leaves for one token."""
+    on_long_prompt: Literal["error", "drop", "truncate"] = "error"
+    """A prompt over the limit ends the run before it starts, is left out, or loses the end of its last user message."""
+    contexts: tuple[Context, ...] | None = None
+    """Contexts that must fit into the critic, or the row is left out; by default those of all arms of the recipe."""
+    teachers: tuple[TeacherContent, ...] | None = None
+    """What teachers are told that must fit into them, or the row is left out; likewise."""
 
 
 class RuntimeSection(Config):
@@ -146,6 +239,15 @@ class RuntimeSection(Config):
 
     device: str | None = None
     """`cpu`, `cuda`, ...; by default cuda when there is one."""
+    loop: Literal["asynchronous", "synchronous"] = "asynchronous"
+    """Rollouts, scoring, policy and critic training at the same time, or one after the other (the same numbers again
+    on the same seed)."""
+    placement: Literal["dedicated", "colocated"] = "dedicated"
+    """Of an asynchronous run's evaluator: copies of its own, or the value trainer's weights between its steps."""
+    evaluator_wait_seconds: float = Field(0.005, ge=0)
+    """How long a value request may wait for others to be scored with it."""
+    evaluator_queue_tokens: int | None = Field(None, ge=1)
+    """Tokens that may wait for the evaluator; by default those of all rollouts that may be in flight."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """Precision of weights and arithmetic; float64 is for equality tests."""
     micro_batch_tokens: int = Field(16384, ge=1)
@@ -163,6 +265,7 @@ class RunConfig(Config):
     """The named arm that this configuration was composed from."""
     run: RunSection = RunSection()
     task: TaskSection
+    data: DataSection = DataSection()
     model: ModelSection = ModelSection()
     sampling: SamplingSection = SamplingSection()
     rollout: RolloutSection = RolloutSection()

@@ -74,7 +74,19 @@ class CheckpointError(LecritiqueError):
     exit_code = EXIT_CONFIGURATION
 
 
+class Interrupted(LecritiqueError):
+    """A run that was asked to stop and did so in order."""
+
+    exit_code = EXIT_INTERRUPTED
+
+
 class RoleFailure(LecritiqueError):
     """A role of a run (engine, trainer, evaluator, orchestrator) failed."""
+
+    exit_code = EXIT_ROLE_FAILED
+
+
+class Overloaded(LecritiqueError):
+    """A bounded queue is full: nothing was queued, and the same request may be made again later."""
 
     exit_code = EXIT_ROLE_FAILED

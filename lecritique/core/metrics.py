@@ -117,7 +117,7 @@ class ValueFit:
         return self.error.m2 / self.error.count + self.error.mean**2
 
 
-Role = Literal["rollout", "policy", "critic", "run"]
+Role = Literal["rollout", "policy", "critic", "run", "runtime"]
 
 
 @dataclass(frozen=True)
@@ -130,10 +130,16 @@ class MetricSpec:
 
 
 CATALOG: Mapping[str, MetricSpec] = {
-    "reward": MetricSpec("rollout", "reward", "mean reward of the batch's valid rollouts"),
-    "rollouts": MetricSpec("rollout", "count", "rollouts of the batch, failed ones included"),
+    "reward": MetricSpec("rollout", "reward", "mean reward of the step's valid rollouts, replaced ones too"),
+    "rollouts": MetricSpec("rollout", "count", "rollouts of the step, failed and replaced ones included"),
     "rollouts_failed": MetricSpec("rollout", "count", "rollouts without a reward"),
     "groups_dropped": MetricSpec("rollout", "count", "groups that shrank below what their baseline needs"),
+    "groups_resampled": MetricSpec(
+        "rollout", "count", "groups of equal rewards that others were asked for in place of"
+    ),
+    "groups_without_variance": MetricSpec("rollout", "count", "groups of equal rewards left in the batch after that"),
+    "groups_too_long": MetricSpec("critic", "count", "groups left out as their siblings are too long for the critic"),
+    "contexts_trimmed": MetricSpec("critic", "count", "rollouts whose siblings were cut to the context's token limit"),
     "truncated_fraction": MetricSpec("rollout", "fraction", "rollouts cut by a token limit"),
     "response_tokens": MetricSpec("rollout", "tokens", "mean action tokens of a rollout"),
     "turns": MetricSpec("rollout", "count", "mean turns of a rollout"),
@@ -153,10 +159,25 @@ CATALOG: Mapping[str, MetricSpec] = {
         "policy", "nats", "largest |log-prob of a token now - before the batch's first step|"
     ),
     "rollout_weight_mean": MetricSpec("policy", "", "mean weight that corrects for the sampler, after its cap"),
-    "advantage_mean": MetricSpec("policy", "reward", "mean advantage over action tokens, before whitening"),
+    "advantage_mean": MetricSpec(
+        "policy", "reward", "mean advantage over action tokens, before modulation and whitening"
+    ),
     "advantage_std": MetricSpec("policy", "reward", "population standard deviation of the advantages"),
+    "teacher_gap_mean_nats": MetricSpec("policy", "nats", "mean of teacher - student log-prob of the sampled tokens"),
+    "teacher_gap_abs_nats": MetricSpec("policy", "nats", "mean of |teacher - student log-prob|"),
+    "gate_open_fraction": MetricSpec("policy", "fraction", "action tokens on which the fusion gate is open"),
+    "modulation_weight_mean": MetricSpec(
+        "policy", "", "mean factor on the advantages that are not 0, over the teacher's modulation"
+    ),
+    "fusion_strength": MetricSpec(
+        "policy", "", "sum of |change of the advantages by the teacher| / sum of |advantage|"
+    ),
+    "opsd_divergence": MetricSpec("policy", "nats", "mean divergence from the teacher over action tokens"),
     "staleness_max": MetricSpec("policy", "versions", "largest age of a trained trajectory"),
-    "explained_variance": MetricSpec("critic", "", "EV of the values that credited the batch, before training on it"),
+    "explained_variance": MetricSpec("critic", "", "EV of the critic's values from before it trained on the batch"),
+    "explained_variance_post_update": MetricSpec(
+        "critic", "", "EV of the values that credited the batch, of a critic that has trained on it"
+    ),
     "value_bias": MetricSpec("critic", "reward", "mean of value minus target"),
     "value_mse": MetricSpec("critic", "reward^2", "mean squared error of values"),
     "value_loss": MetricSpec("critic", "", "mean value loss of this step's critic updates"),
@@ -174,6 +195,25 @@ CATALOG: Mapping[str, MetricSpec] = {
     "rho_fit": MetricSpec("critic", "", "latest unclipped Tether fit; by position: mean over the buckets that fitted"),
     "rho_skipped": MetricSpec("critic", "count", "Tether fits skipped so far; by position: of all buckets"),
     "evpo_uses_critic": MetricSpec("critic", "0 or 1", "whether EVPO used the critic for the batch"),
+    "staleness_mean": MetricSpec("runtime", "versions", "mean age of the batch's groups, from their oldest token"),
+    "groups_stale": MetricSpec("runtime", "count", "groups that became too old since the step before"),
+    "groups_open": MetricSpec("runtime", "count", "groups asked for that have no outcome yet"),
+    "groups_ready": MetricSpec("runtime", "count", "scored groups that wait for the next batch"),
+    "value_version_lag": MetricSpec(
+        "runtime", "versions", "critic updates made beyond the version that scored the batch"
+    ),
+    "seconds_waiting_values": MetricSpec("runtime", "s", "time in which the policy was idle for want of values alone"),
+    "evaluator_latency_p50_seconds": MetricSpec("runtime", "s", "median time from a value request to its answer"),
+    "evaluator_latency_p99_seconds": MetricSpec("runtime", "s", "99th percentile of the same"),
+    "evaluator_batch_fill": MetricSpec("runtime", "fraction", "mean share of its token limit that a value batch had"),
+    "evaluator_queue_depth": MetricSpec("runtime", "count", "value requests waiting at the end of the step"),
+    "evaluator_overloaded": MetricSpec("runtime", "count", "value requests turned away and made again, in the step"),
+    "evaluator_swaps": MetricSpec("runtime", "count", "changes of the served critic version in the step"),
+    "utilisation_rollout": MetricSpec("runtime", "fraction", "share of the step in which the rollout engine worked"),
+    "utilisation_policy": MetricSpec("runtime", "fraction", "share of the step in which the policy trainer worked"),
+    "utilisation_critic": MetricSpec("runtime", "fraction", "share of the step in which the value trainer worked"),
+    "utilisation_evaluator": MetricSpec("runtime", "fraction", "share of the step in which the value evaluator worked"),
+    "utilisation_orchestrator": MetricSpec("runtime", "fraction", "share of the step spent on credit and contexts"),
     "seconds": MetricSpec("run", "s", "wall time of the step"),
     "seconds_rollout": MetricSpec("run", "s", "wall time of generation and environments"),
     "seconds_values": MetricSpec("run", "s", "wall time of value scoring"),

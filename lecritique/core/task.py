@@ -50,15 +50,27 @@ class Reference:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One row of an environment: a stable id, the opening messages and the hidden reference."""
+    """One row of an environment: a stable id, the opening messages and what only a critic may see.
+
+    `rubric` says what a grader looks for, `env` what the environment knows before the first action (a solved grid,
+    a hidden state); both are worded by the task.
+    """
 
     task_id: str
     messages: tuple[Message, ...]
     reference: Reference | None = None
+    rubric: str | None = None
+    env: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _require_text("a task_id", self.task_id)
+        for name in ("rubric", "env"):
+            text = getattr(self, name)
+            if text is not None:
+                _require_text(f"task {self.task_id}: {name}", text)
+                if not text.strip():
+                    raise ValueError(f"task {self.task_id}: {name} must not be blank")
         if not self.messages or self.messages[-1].role != "user":
             raise ValueError(f"task {self.task_id}: the opening messages must end with a user message")
         object.__setattr__(self, "metadata", MappingProxyType(dict(self.metadata)))

@@ -69,10 +69,15 @@ class Trajectory:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ContextInsertion:
-    """Token ids put into the policy's own sequence before index `position`; the policy's ids stay as they are."""
+    """Token ids put into the policy's own sequence before index `position`; the policy's ids stay as they are.
+
+    For records: `text` is what they say without its frame, `trimmed` whether a limit made it say less.
+    """
 
     position: int
     token_ids: NDArray[np.int64]
+    text: str = ""
+    trimmed: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", readonly(self.token_ids, np.int64))
@@ -109,7 +114,8 @@ class CreditedTrajectory:
 
     Optional columns are None where estimator and loss do not use them. `token_rho` is Tether's coefficient of each
     token where it depends on the position, 1 off the action mask; `rho` is then its mean over action tokens.
-    `old_logprobs` are the trainer's log-probs in nats before it was updated on the batch.
+    `old_logprobs` are the trainer's log-probs in nats before it was updated on the batch, `teacher_logprobs` those of
+    a teacher that read `teacher_prompt` in place of what stands before the first action token (None: that itself).
     """
 
     trajectory: Trajectory
@@ -120,11 +126,15 @@ class CreditedTrajectory:
     rho: float | None = None
     token_rho: NDArray[np.float64] | None = None
     old_logprobs: NDArray[np.float64] | None = None
+    teacher_prompt: NDArray[np.int64] | None = None
+    teacher_logprobs: NDArray[np.float64] | None = None
     estimator: str
     value_version: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("advantages", "value_targets", "values", "token_rho", "old_logprobs"):
+        if self.teacher_prompt is not None:
+            object.__setattr__(self, "teacher_prompt", readonly(self.teacher_prompt, np.int64))
+        for name in ("advantages", "value_targets", "values", "token_rho", "old_logprobs", "teacher_logprobs"):
             column = getattr(self, name)
             if column is not None:
                 object.__setattr__(self, name, readonly(column, np.float64))

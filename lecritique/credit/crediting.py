@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from lecritique.config.estimators import (
     LengthLambda,
     Tether,
 )
+from lecritique.core.errors import CheckpointError
 from lecritique.core.ids import GroupId
 from lecritique.core.metrics import Mean, ValueFit
 from lecritique.core.moments import Moments
@@ -51,6 +52,7 @@ class BatchCredit:
     `critic_only` are the groups that the critic may learn from and the policy may not: while the critic is cold,
     those too small for the group baseline that stands in for it. `gae_lambda` is the mean over responses, NaN of
     none; None without a critic. `rho` is that of the first group; by position the mean over the batch's action tokens.
+    `post_update_fit` is of the values that credited, where the critic had trained on the batch before them.
     """
 
     groups: tuple[tuple[CreditedTrajectory, ...], ...]
@@ -60,6 +62,7 @@ class BatchCredit:
     evpo_uses_critic: bool | None
     groups_dropped: int
     critic_only: frozenset[GroupId] = frozenset()
+    post_update_fit: ValueFit | None = None
 
     @property
     def members(self) -> tuple[CreditedTrajectory, ...]:
@@ -98,14 +101,26 @@ class Crediting:
         own_lambda = discounting(estimator)[1]
         self.adapting = LambdaController(own_lambda) if isinstance(own_lambda, AdaptiveLambda) else None
 
-    def credit(self, groups: Sequence[ScoredGroup], *, warm: bool) -> BatchCredit:
+    def targets(self, groups: Sequence[ScoredGroup]) -> list[TokenCredit]:
+        """Values and value targets of every trajectory of the groups that are not too small; no state moves."""
+        return token_credits(self.large_enough(groups), self._estimator, value_target_lambda=self._value_target_lambda)
+
+    def large_enough(self, groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
+        """The groups that have as many members as the estimator's group baseline needs."""
+        return [group for group in groups if len(group.trajectories) >= _least_members(self._estimator)]
+
+    def credit(
+        self, groups: Sequence[ScoredGroup], *, warm: bool, before: Sequence[TokenCredit] | None = None
+    ) -> BatchCredit:
         """Advantages and targets of the batch.
 
         `warm = False` credits the policy by leave-one-out, whatever the estimator; targets and fit
         are the estimator's. Groups too small for the estimator's group baseline are dropped and counted.
+        `before` are the `targets` of the same groups from before a critic was trained on them: these targets stay, the
+        fit is of these values, and so is EVPO's decision; the groups' own values credit.
         """
         estimator = self._estimator
-        kept = [group for group in groups if len(group.trajectories) >= _least_members(estimator)]
+        kept = self.large_enough(groups)
         cold = [] if warm else [group for group in kept if len(group.trajectories) >= _least_members(LeaveOneOut())]
         by_group_alone = {group.group_id for group in cold}
         credits = token_credits(
@@ -114,7 +129,9 @@ class Crediting:
             value_target_lambda=self._value_target_lambda,
             adapted_lambda=self.adapting.gae_lambda if self.adapting else 1.0,
         )
-        fit = value_fit_of(kept, credits)
+        if before is not None:
+            credits = [replace(own, targets_T=old.targets_T) for own, old in zip(credits, before, strict=True)]
+        fit = value_fit_of(kept, credits if before is None else before)
         use_critic = self.evpo.decide(fit.value()) if self.evpo else False
         rho = self.tether.rho if isinstance(self.tether, TetherController) else None
         rest = iter(credits)
@@ -136,6 +153,7 @@ class Crediting:
             rho=_mean_rho(done) if isinstance(self.tether, BucketedTetherController) else rho,
             evpo_uses_critic=use_critic if self.evpo else None,
             groups_dropped=len(groups) - len(kept),
+            post_update_fit=None if before is None else value_fit_of(kept, credits),
             critic_only=frozenset() if warm else frozenset({group.group_id for group in kept} - by_group_alone),
         )
 
@@ -171,11 +189,24 @@ class Crediting:
 
     def state(self) -> dict[str, Any]:
         """Controllers' state, for a checkpoint."""
-        return {
-            "tether": self.tether.state() if self.tether else None,
-            "evpo": self.evpo.state() if self.evpo else None,
-            "gae_lambda": self.adapting.state() if self.adapting else None,
-        }
+        return {name: controller and controller.state() for name, controller in self._controllers().items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over a saved state.
+
+        Raises:
+            CheckpointError: it is of another estimator, or was saved under another contract.
+        """
+        for name, controller in self._controllers().items():
+            saved = state.get(name)
+            if (saved is None) != (controller is None):
+                has, lacks = ("this run has", "the checkpoint") if saved is None else ("the checkpoint has", "this run")
+                raise CheckpointError(f"{has} state of '{name}' and {lacks} has none: they are of different estimators")
+            if controller is not None:
+                controller.restore(saved)
+
+    def _controllers(self) -> dict[str, Any]:
+        return {"tether": self.tether, "evpo": self.evpo, "gae_lambda": self.adapting}
 
 
 def contract_lambda(own: float | LengthLambda | AdaptiveLambda) -> float:
@@ -236,6 +267,8 @@ def metrics_of(credit: BatchCredit, crediting: Crediting) -> dict[str, float]:
             "value_bias": credit.fit.bias,
             "value_mse": credit.fit.mse,
         }
+    if credit.post_update_fit is not None and credit.post_update_fit.target.count:
+        metrics["explained_variance_post_update"] = credit.post_update_fit.value()
     if credit.gae_lambda is not None:
         metrics["gae_lambda"] = credit.gae_lambda
     if crediting.tether is not None and credit.rho is not None:

@@ -20,6 +20,7 @@ from lecritique.config.estimators import (
     GroupMean,
     LeaveOneOut,
     LengthLambda,
+    NoAdvantage,
     SoftPenalty,
     Tether,
     Value,
@@ -89,6 +90,8 @@ def advantages_of(
         case LeaveOneOut():
             _, advantages_K = group_advantages(group.returns_K, "leave_one_out")
             return broadcast(advantages_K, group.trajectories)
+        case NoAdvantage():
+            return [np.zeros(len(trajectory)) for trajectory in group.trajectories]
         case Value():
             return [credit.advantages_T for credit in credits]
         case Tether():
@@ -122,7 +125,7 @@ def baselines_of(group: ScoredGroup, estimator: Estimator, *, use_critic: bool) 
             return list(group_baselines(compared_returns(group, estimator), "mean").tolist())
         case Evpo():
             return list(group_baselines(group.returns_K, "mean").tolist())
-        case Value():
+        case Value() | NoAdvantage():
             return [None] * len(group.trajectories)
 
 

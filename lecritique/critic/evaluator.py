@@ -1,15 +1,20 @@
-"""The value evaluator: serves V(h, z) from one published critic version."""
+"""The value evaluator: serves V(h, z) from one published critic version.
+
+`ValueEvaluator` scores on the caller's thread; `critic/serving.py` scores on a thread of its own with the same three
+functions, so that the two give the same numbers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lecritique.core.errors import DataError, DivergenceError
 from lecritique.core.trajectory import ValuePrediction, ValueRequest
 from lecritique.core.weights import WeightManifest
-from lecritique.models.scoring import token_row, values
+from lecritique.models.scoring import TokenRow, token_row, values
 from lecritique.models.value_model import ValueModel
 from lecritique.models.weights import WeightStore
 
@@ -43,23 +48,40 @@ class ValueEvaluator:
             DataError: a sequence that with its context is over the critic's limit.
             DivergenceError: a value that is not finite.
         """
-        rows = [token_row(request.trajectory, request.context) for request in requests]
-        for request, row in zip(requests, rows, strict=True):
-            if row.read_tokens > self._context_length:
-                raise DataError(
-                    f"rollout {request.trajectory.rollout_id} has {row.read_tokens} tokens with the critic's "
-                    f"context, over the model's limit of {self._context_length}."
-                )
-        predictions = []
-        for request, scored in zip(requests, values(self._model, rows, max_tokens=self._max_tokens), strict=True):
-            if not np.isfinite(scored).all():
-                raise DivergenceError(
-                    f"critic version {self.version} gave a value that is not finite for rollout "
-                    f"{request.trajectory.rollout_id}."
-                )
-            values_T = np.zeros(len(request.trajectory))
-            values_T[request.trajectory.action_mask] = scored
-            predictions.append(
-                ValuePrediction(rollout_id=request.trajectory.rollout_id, values=values_T, value_version=self.version)
+        rows = rows_of(requests, context_length=self._context_length)
+        return predictions(requests, values(self._model, rows, max_tokens=self._max_tokens), version=self.version)
+
+
+def rows_of(requests: Sequence[ValueRequest], *, context_length: int) -> list[TokenRow]:
+    """What the critic reads for each request.
+
+    Raises:
+        DataError: a sequence that with its context is over `context_length` tokens.
+    """
+    rows = [token_row(request.trajectory, request.context) for request in requests]
+    for request, row in zip(requests, rows, strict=True):
+        if row.read_tokens > context_length:
+            raise DataError(
+                f"rollout {request.trajectory.rollout_id} has {row.read_tokens} tokens with the critic's "
+                f"context, over the model's limit of {context_length}."
             )
-        return predictions
+    return rows
+
+
+def predictions(
+    requests: Sequence[ValueRequest], scored: Sequence[NDArray[np.float64]], *, version: int
+) -> list[ValuePrediction]:
+    """The values of action tokens put at their places in each trajectory; 0 off the action mask.
+
+    Raises:
+        DivergenceError: a value that is not finite.
+    """
+    found = []
+    for request, scored_N in zip(requests, scored, strict=True):
+        rollout_id = request.trajectory.rollout_id
+        if not np.isfinite(scored_N).all():
+            raise DivergenceError(f"critic version {version} gave a value that is not finite for rollout {rollout_id}.")
+        values_T = np.zeros(len(request.trajectory))
+        values_T[request.trajectory.action_mask] = scored_N
+        found.append(ValuePrediction(rollout_id=rollout_id, values=values_T, value_version=version))
+    return found

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
-from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Generic, TypeVar
 
 import numpy as np
+
+from lecritique.core.errors import CheckpointError
 
 T = TypeVar("T")
 
@@ -98,6 +100,45 @@ class ReplayBuffer(Generic[T]):
             self._use(keys[index])
         self._sampling = len(self) >= self.batch_size
         return batch
+
+    def state(self, encode: Callable[[Sequence[T]], Any]) -> dict[str, Any]:
+        """Everything that a resumed run needs: entries in order of admission, their uses, counts, and the draws' state.
+
+        Args:
+            encode: makes the entries fit for a checkpoint.
+        """
+        return {
+            "entries": encode(tuple(self._entries.values())),
+            "uses": [self._uses[key] for key in self._entries],
+            "sampling": self._sampling,
+            "counts": asdict(self.counts),
+            "random": self._rng.bit_generator.state,
+        }
+
+    def restore(
+        self, state: Mapping[str, Any], decode: Callable[[Any], Sequence[T]], key_of: Callable[[T], Hashable]
+    ) -> None:
+        """Take over a saved state.
+
+        Args:
+            state: of a buffer with the same settings.
+            decode: undoes `encode`.
+            key_of: the key that an entry was admitted under.
+
+        Raises:
+            CheckpointError: more entries than fit, or entries and uses that do not belong together.
+        """
+        entries, uses = decode(state["entries"]), state["uses"]
+        if len(entries) != len(uses) or len(entries) > self.capacity:
+            raise CheckpointError(
+                f"the saved replay holds {len(entries)} rollouts with {len(uses)} counts of use, this run has room for "
+                f"{self.capacity}"
+            )
+        self._entries = OrderedDict((key_of(entry), entry) for entry in entries)
+        self._uses = dict(zip(self._entries, (int(count) for count in uses), strict=True))
+        self._sampling = bool(state["sampling"])
+        self.counts = ReplayCounts(**state["counts"])
+        self._rng.bit_generator.state = state["random"]
 
     def _use(self, key: Hashable) -> None:
         self._uses[key] += 1

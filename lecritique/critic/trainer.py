@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from lecritique.core.metrics import Mean
 from lecritique.core.trajectory import ValueBatch
 from lecritique.core.weights import WeightManifest
 from lecritique.models.optimizer import Optimizer
+from lecritique.models.restoring import restore_weights
 from lecritique.models.scoring import action_value_outputs, in_micro_batches, token_row
 from lecritique.models.value_model import ValueModel
 from lecritique.models.weights import WeightStore
@@ -29,6 +31,7 @@ class ValueTrainer:
         self._optimizer = Optimizer(model.parameters(), optimizer)
         self._store = store
         self._max_tokens = max_tokens
+        self._published: int | None = None
 
     @property
     def updates(self) -> int:
@@ -36,11 +39,29 @@ class ValueTrainer:
         return self._optimizer.steps
 
     def publish(self) -> WeightManifest:
-        """Put the current weights into the store."""
+        """Put the current weights into the store; updates since the last version that was published are passed over."""
+        if self._published is not None and self._published != self.updates - 1:
+            self._store.go_on_from("critic", self.updates)
+        self._published = self.updates
         return self._store.put("critic", self.model.state_dict())
 
-    def update(self, batch: ValueBatch) -> Mapping[str, float]:
-        """One optimizer step on the batch's frozen targets, token mean over its action tokens.
+    def state(self) -> dict[str, Any]:
+        """Weights and optimizer; the tensors are those in use."""
+        return {"weights": self.model.state_dict(), "optimizer": self._optimizer.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over a saved state; the next `publish` goes on with its version.
+
+        Raises:
+            CheckpointError: it is of another critic.
+        """
+        restore_weights(self.model, state["weights"], role="critic")
+        self._optimizer.restore(state["optimizer"])
+        self._store.go_on_from("critic", self.updates)
+        self._published = None
+
+    def update(self, batch: ValueBatch, *, share: float = 1.0) -> Mapping[str, float]:
+        """One optimizer step on the batch's frozen targets, token mean over its action tokens, times `share`.
 
         With nothing to train on no step is made and the loss is 0.
 
@@ -65,7 +86,7 @@ class ValueTrainer:
             old_N = None if old_values is None else micro.gathered(old_values, outputs_NA.dtype)
             tokens = self.model.token_losses(outputs_NA, targets_N, old_N)
             everywhere = torch.ones_like(tokens.clipped_N)
-            loss = token_mean(tokens.loss_N, everywhere, action_tokens=batch.action_tokens)
+            loss = token_mean(tokens.loss_N, everywhere, action_tokens=batch.action_tokens) * share
             torch.autograd.backward(loss)
             total += loss.item()
             clipped = clipped.merge(Mean(float(tokens.clipped_N.sum().item()), len(tokens.clipped_N)))

@@ -12,10 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GgufConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
-from lecritique.core.errors import ConfigurationError
+from lecritique.core.errors import CheckpointError, ConfigurationError
+from lecritique.models.value_model import ValueModel, load_value_weights, saved_precision, saved_value_loss
 
 TINY = "tiny"
 SMOLLM2 = "smollm2"
@@ -88,6 +97,33 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     options = {} if gguf_file is None else {"gguf_file": gguf_file}
     with _quiet_transformers(gguf=gguf_file is not None):
         return _attempt(name, AutoTokenizer.from_pretrained, source, **options)
+
+
+def load_value_model(folder: Path, *, device: str | torch.device = "cpu") -> ValueModel:
+    """A saved critic in eval mode, in the precision that it was saved in; no policy is needed.
+
+    Args:
+        folder: written by `save_value_model`.
+        device: where the weights go.
+
+    Raises:
+        CheckpointError: there is no value model, its parts do not fit each other, or a weight is not finite.
+        ConfigurationError: there is no such device, or layers attend to less than the whole sequence.
+    """
+    _require_device(device)
+    loss, dtype = saved_value_loss(folder), saved_precision(folder)
+    try:
+        # Every weight is overwritten or refused below; drawing them leaves the global generator as it was.
+        with torch.random.fork_rng(), _quiet_transformers(gguf=False):
+            config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+            backbone = AutoModel.from_config(config, attn_implementation="sdpa", trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise CheckpointError(f"the config.json of the value model in '{folder}' cannot be used: {reason}") from error
+    _require_full_attention(str(folder), backbone)
+    model = ValueModel(backbone.to(device=device, dtype=dtype), loss, seed=0).eval()
+    load_value_weights(model, folder)
+    return model
 
 
 def _locate(name: str) -> tuple[str, str | None]:

@@ -7,7 +7,7 @@ micro-batch in row-major order.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from lecritique.core.errors import ConfigurationError
 from lecritique.core.trajectory import ContextInsertion, Trajectory
 from lecritique.models.packing import micro_batches, padded
+from lecritique.models.shared_prefix import prefix_batches, shared_prefixes, states_behind_prefixes
 from lecritique.models.value_model import ValueModel
 from lecritique.numerics.alignment import insert_context, spread_over_context, states_before
 
@@ -37,6 +38,11 @@ class TokenRow:
         """How many of its tokens a model must read: what stands behind the last wanted token changes nothing."""
         wanted = np.flatnonzero(self.mask)
         return int(wanted[-1]) + 1 if len(wanted) else 1
+
+    @property
+    def first_wanted(self) -> int:
+        """Index of the first wanted token, 0 when there is none."""
+        return int(self.mask.argmax())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,20 +83,47 @@ def in_micro_batches(rows: Sequence[TokenRow], *, max_tokens: int, device: torch
     """The rows, each up to its last wanted token, as padded micro-batches of similar length, longest first."""
     lengths = [row.read_tokens for row in rows]
     for indices in micro_batches(lengths, max_tokens=max_tokens):
-        chosen = [(rows[index], lengths[index]) for index in indices]
-        yield MicroBatch(
-            indices=tuple(indices),
-            token_ids_BL=padded(
-                [row.token_ids[:length] for row, length in chosen], fill=0, dtype=torch.long, device=device
-            ),
-            mask_BL=padded([row.mask[:length] for row, length in chosen], fill=False, dtype=torch.bool, device=device),
+        yield _micro_batch([(index, rows[index], 0, lengths[index]) for index in indices], device)
+
+
+def in_paired_micro_batches(
+    rows: Sequence[TokenRow], others: Sequence[TokenRow], *, max_tokens: int, device: torch.device
+) -> Iterator[tuple[MicroBatch, MicroBatch]]:
+    """The same rows with the same wanted tokens in two readings, side by side: entry n of N is one token in both.
+
+    The longer reading of each row counts against `max_tokens`.
+    """
+    lengths = [max(row.read_tokens, other.read_tokens) for row, other in zip(rows, others, strict=True)]
+    for indices in micro_batches(lengths, max_tokens=max_tokens):
+        one, two = (
+            _micro_batch([(index, these[index], 0, these[index].read_tokens) for index in indices], device)
+            for these in (rows, others)
         )
+        if not torch.equal(one.targets_N, two.targets_N):
+            raise ValueError("two readings of a row do not want the same tokens")
+        yield one, two
+
+
+def action_states(model: Any, batch: MicroBatch) -> torch.Tensor:
+    """The final hidden states from which the wanted tokens were chosen, [N, H]."""
+    hidden_BLH = model.get_decoder()(input_ids=batch.token_ids_BL, use_cache=False).last_hidden_state
+    return states_before(hidden_BLH, batch.mask_BL)
+
+
+def _micro_batch(pieces: Sequence[tuple[int, TokenRow, int, int]], device: torch.device) -> MicroBatch:
+    """Tokens start..end - 1 of each (index, row, start, end), padded."""
+    ids = [row.token_ids[start:end] for _, row, start, end in pieces]
+    masks = [row.mask[start:end] for _, row, start, end in pieces]
+    return MicroBatch(
+        indices=tuple(index for index, *_ in pieces),
+        token_ids_BL=padded(ids, fill=0, dtype=torch.long, device=device),
+        mask_BL=padded(masks, fill=False, dtype=torch.bool, device=device),
+    )
 
 
 def action_logprobs(model: Any, batch: MicroBatch, *, temperature: float) -> torch.Tensor:
     """Log p(token t | tokens < t) of the wanted tokens in nats, [N], of softmax(logits / temperature)."""
-    hidden_BLH = model.get_decoder()(input_ids=batch.token_ids_BL, use_cache=False).last_hidden_state
-    states_NH = states_before(hidden_BLH, batch.mask_BL)
+    states_NH = action_states(model, batch)
     return logprobs_of_states(model.get_output_embeddings(), states_NH, batch.targets_N, temperature=temperature)
 
 
@@ -127,42 +160,74 @@ def action_value_outputs(model: ValueModel, batch: MicroBatch) -> torch.Tensor:
 
 
 @torch.no_grad()
-def values(model: ValueModel, rows: Sequence[TokenRow], *, max_tokens: int) -> list[NDArray[np.float64]]:
-    """V(state before token t) of each row's wanted tokens in reward units, in the order of `rows`."""
+def values(
+    model: ValueModel, rows: Sequence[TokenRow], *, max_tokens: int, share_prefixes: bool = True
+) -> list[NDArray[np.float64]]:
+    """V(state before token t) of each row's wanted tokens in reward units, in the order of `rows`.
+
+    What siblings begin with is read once (`models/shared_prefix.py`), unless `share_prefixes` is off.
+    """
     return _in_order_of_rows(
-        lambda batch: model.values_of(action_value_outputs(model, batch)),
+        model.backbone,
+        lambda states_NH, _: model.values_of(model.head_outputs(states_NH)),
         rows,
         max_tokens=max_tokens,
+        share_prefixes=share_prefixes,
         device=model.device,
     )
 
 
 @torch.no_grad()
-def logprobs(model: Any, rows: Sequence[TokenRow], *, temperature: float, max_tokens: int) -> list[NDArray[np.float64]]:
-    """Log-probs of each row's wanted tokens in nats, in the order of `rows`."""
+def logprobs(
+    model: Any, rows: Sequence[TokenRow], *, temperature: float, max_tokens: int, share_prefixes: bool = True
+) -> list[NDArray[np.float64]]:
+    """Log-probs of each row's wanted tokens in nats, in the order of `rows`; prefixes as in `values`."""
+    head = model.get_output_embeddings()
     return _in_order_of_rows(
-        lambda batch: action_logprobs(model, batch, temperature=temperature),
+        model.get_decoder(),
+        lambda states_NH, targets_N: logprobs_of_states(head, states_NH, targets_N, temperature=temperature),
         rows,
         max_tokens=max_tokens,
+        share_prefixes=share_prefixes,
         device=model.device,
     )
 
 
 def _in_order_of_rows(
-    of_wanted: Callable[[MicroBatch], torch.Tensor],
+    decoder: Any,
+    of_states: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     rows: Sequence[TokenRow],
     *,
     max_tokens: int,
+    share_prefixes: bool,
     device: torch.device,
 ) -> list[NDArray[np.float64]]:
-    """What `of_wanted` gives for each micro-batch, [N], cut into rows and put back into the caller's order."""
+    """What `of_states` gives for the states before the wanted tokens, cut into rows in the caller's order."""
     scored: list[NDArray[np.float64]] = [np.zeros(0)] * len(rows)
-    for batch in in_micro_batches(rows, max_tokens=max_tokens, device=device):
-        flat = of_wanted(batch).double().cpu().numpy()
+    for batch, hidden_BLH in _read(decoder, rows, max_tokens=max_tokens, share_prefixes=share_prefixes, device=device):
+        flat = of_states(states_before(hidden_BLH, batch.mask_BL), batch.targets_N).double().cpu().numpy()
         counts = batch.mask_BL.sum(dim=1).tolist()
         for index, piece in zip(batch.indices, np.split(flat, np.cumsum(counts)[:-1]), strict=True):
             scored[index] = piece
     return scored
+
+
+def _read(
+    decoder: Any, rows: Sequence[TokenRow], *, max_tokens: int, share_prefixes: bool, device: torch.device
+) -> Iterator[tuple[MicroBatch, torch.Tensor]]:
+    """Every row once, with its final hidden states [B, L, H]: rows with a shared prefix from behind it on."""
+    ids = [row.token_ids[: row.read_tokens] for row in rows]
+    lengths = [len(each) for each in ids]
+    groups = shared_prefixes(ids, [row.first_wanted for row in rows]) if share_prefixes else []
+    for together in prefix_batches(groups, lengths, max_tokens=max_tokens):
+        places = [(index, group.length) for group in together for index in group.indices]
+        batch = _micro_batch([(index, rows[index], start, lengths[index]) for index, start in places], device)
+        yield batch, states_behind_prefixes(decoder, together, ids, device=device)
+    grouped = {index for group in groups for index in group.indices}
+    alone = [index for index in range(len(rows)) if index not in grouped]
+    for plain in in_micro_batches([rows[index] for index in alone], max_tokens=max_tokens, device=device):
+        batch = replace(plain, indices=tuple(alone[index] for index in plain.indices))
+        yield batch, decoder(input_ids=batch.token_ids_BL, use_cache=False).last_hidden_state
 
 
 @torch.no_grad()

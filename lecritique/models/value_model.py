@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from lecritique.config.losses import Bce, Categorical, ClippedMse, HlGauss, Mse, ValueLoss
@@ -115,6 +115,51 @@ def save_value_model(model: ValueModel, folder: Path) -> None:
     model.backbone.config.save_pretrained(folder)  # type: ignore[operator, union-attr]
 
 
+def saved_value_loss(folder: Path) -> ValueLoss:
+    """The loss that a saved value model was trained with.
+
+    Raises:
+        CheckpointError: it is missing or no value loss.
+    """
+    path = folder / "value_loss.json"
+    try:
+        return _VALUE_LOSS.validate_python(_saved_loss(folder))
+    except ValidationError as error:
+        raise CheckpointError(f"'{path}' names no value loss that is known.") from error
+
+
+def saved_precision(folder: Path) -> torch.dtype:
+    """The precision of a saved value model's backbone.
+
+    Raises:
+        CheckpointError: the folder has no value model, or one without a backbone.
+    """
+    path = _weights_file(folder)
+    try:
+        with safe_open(path, framework="pt") as file:
+            name = next((name for name in file.keys() if name.startswith("backbone.")), None)  # noqa: SIM118
+            if name is None:
+                raise CheckpointError(f"the value model in '{folder}' has no backbone.")
+            return file.get_tensor(name).dtype  # type: ignore[no-any-return]
+    except SafetensorError as error:
+        raise CheckpointError(f"'{path}' cannot be read: {error}.") from error
+
+
+def _weights_file(folder: Path) -> Path:
+    path = folder / "value_model.safetensors"
+    if not path.is_file():
+        raise CheckpointError(f"'{folder}' holds no value model: value_model.safetensors is missing.")
+    return path
+
+
+def _saved_loss(folder: Path) -> object:
+    """What value_loss.json holds; None when there is none, or none that can be read."""
+    try:
+        return json.loads((folder / "value_loss.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
 def load_value_weights(model: ValueModel, folder: Path, *, initialise_head: bool = False) -> None:
     """Weights of a saved value model, its head included, into `model`.
 
@@ -124,11 +169,10 @@ def load_value_weights(model: ValueModel, folder: Path, *, initialise_head: bool
         initialise_head: take a checkpoint without a head, and keep the head that `model` has.
 
     Raises:
-        CheckpointError: the folder has no value model, or one without a head, of another loss or of other sizes.
+        CheckpointError: the folder has no value model, or one without a head, of another loss or of other sizes, or
+            with a weight that is not finite.
     """
-    path = folder / "value_model.safetensors"
-    if not path.is_file():
-        raise CheckpointError(f"'{folder}' holds no value model: value_model.safetensors is missing.")
+    path = _weights_file(folder)
     try:
         state = load_file(path, device=str(model.device))
     except SafetensorError as error:
@@ -141,6 +185,9 @@ def load_value_weights(model: ValueModel, folder: Path, *, initialise_head: bool
     else:
         _require_loss(model, folder)
     _require_architecture(model, state, folder)
+    for name, tensor in state.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise CheckpointError(f"the value model in '{folder}' has a weight in '{name}' that is not finite.")
     model.load_state_dict(state)
 
 
@@ -149,8 +196,7 @@ def _require_loss(model: ValueModel, folder: Path) -> None:
 
     Losses that read the same values from the same outputs, such as `mse` and `clipped_mse`, take each other's heads.
     """
-    path = folder / "value_loss.json"
-    saved = json.loads(path.read_text()) if path.is_file() else None
+    saved = _saved_loss(folder)
     try:
         same = _reading(_VALUE_LOSS.validate_python(saved)) == _reading(model.loss)
     except ValidationError:

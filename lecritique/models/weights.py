@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
@@ -24,20 +24,31 @@ class WeightStore(Protocol):
         """The published weights."""
         ...
 
+    def go_on_from(self, role: str, version: int) -> None:
+        """Let the role's next `put` be `version`: that of a run that is resumed."""
+        ...
+
 
 class MemoryWeightStore:
     """Keeps the latest version of each role in memory."""
 
     def __init__(self) -> None:
         self._states: dict[str, tuple[WeightManifest, State]] = {}
+        self._next: dict[str, int] = {}
+        self._tell: Callable[[WeightManifest], None] = lambda manifest: None
+
+    def watch(self, tell: Callable[[WeightManifest], None]) -> None:
+        """Have `tell` called with every version that is published from now on, on the publisher's thread."""
+        self._tell = tell
 
     def put(self, role: str, state: State) -> WeightManifest:
         """Publish a copy of `state`."""
         copied = {name: tensor.detach().clone() for name, tensor in state.items()}
-        previous = self._states.get(role)
-        version = previous[0].version + 1 if previous else 0
+        version = self._next.get(role, 0)
         manifest = WeightManifest(role=role, version=version, digest=_digest(copied))
         self._states[role] = (manifest, copied)
+        self._next[role] = version + 1
+        self._tell(manifest)
         return manifest
 
     def open(self, manifest: WeightManifest) -> State:
@@ -46,6 +57,13 @@ class MemoryWeightStore:
         if held is None or held[0] != manifest:
             raise KeyError(f"weights of {manifest.role} version {manifest.version} are no longer held")
         return held[1]
+
+    def go_on_from(self, role: str, version: int) -> None:
+        """Let the role's next `put` be `version`; what is held is forgotten, so that no number means two weights."""
+        if version < 0:
+            raise ValueError(f"weights of {role} cannot go on from version {version}, expected 0 or more")
+        self._states.pop(role, None)
+        self._next[role] = version
 
 
 def _digest(state: State) -> str:

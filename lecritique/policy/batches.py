@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from lecritique.core.ids import RolloutId
-from lecritique.core.trajectory import CreditedTrajectory, PolicyBatch
+from lecritique.core.trajectory import PolicyBatch
 from lecritique.numerics.whitening import whiten
 
 Array = NDArray[np.float64]
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,21 +35,23 @@ def minibatches(batch: PolicyBatch, size: int) -> list[Minibatch]:
 
     The configuration makes batches a multiple of `size`; one from which rollouts failed ends in a short minibatch.
     """
-    segments: dict[RolloutId, list[CreditedTrajectory]] = {}
-    for member in batch.members:
-        segments.setdefault(member.trajectory.rollout_id, []).append(member)
+    return [
+        Minibatch(batch=PolicyBatch.of(tuple(part), trained_version=batch.trained_version), share=share)
+        for part, share in by_rollouts(batch.members, lambda member: member.trajectory.rollout_id, size)
+    ]
+
+
+def by_rollouts(
+    items: Sequence[Item], rollout_of: Callable[[Item], RolloutId], size: int
+) -> list[tuple[list[Item], float]]:
+    """Items of `size` rollouts at a time in their own order, with their share; a rollout's items stay together."""
+    segments: dict[RolloutId, list[Item]] = {}
+    for item in items:
+        segments.setdefault(rollout_of(item), []).append(item)
     rollouts = list(segments.values())
     full = min(size, len(rollouts))
     parts = [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
-    return [
-        Minibatch(
-            batch=PolicyBatch.of(
-                tuple(member for rollout in part for member in rollout), trained_version=batch.trained_version
-            ),
-            share=len(part) / full,
-        )
-        for part in parts
-    ]
+    return [([item for rollout in part for item in rollout], len(part) / full) for part in parts]
 
 
 def whitened(batch: PolicyBatch) -> PolicyBatch:
@@ -71,6 +75,17 @@ def with_old_logprobs(batch: PolicyBatch, scored: Sequence[Array]) -> PolicyBatc
         batch,
         members=tuple(
             replace(member, old_logprobs=_spread(column, member.trajectory.action_mask))
+            for member, column in zip(batch.members, scored, strict=True)
+        ),
+    )
+
+
+def with_teacher_logprobs(batch: PolicyBatch, scored: Sequence[Array]) -> PolicyBatch:
+    """The batch with the log-probs that a teacher gave each member's action tokens, nats."""
+    return replace(
+        batch,
+        members=tuple(
+            replace(member, teacher_logprobs=_spread(column, member.trajectory.action_mask))
             for member, column in zip(batch.members, scored, strict=True)
         ),
     )

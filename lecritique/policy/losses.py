@@ -6,13 +6,15 @@ N counts the action tokens of a micro-batch.
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import torch
 
-from lecritique.config.losses import Dapo, Dppo, PolicyLoss, Ppo, Reinforce
+from lecritique.config.losses import Dapo, Dppo, Opsd, PolicyLoss, Ppo, Reinforce
 from lecritique.core.ids import RolloutId
 from lecritique.core.trajectory import PolicyBatch
-from lecritique.models.scoring import MicroBatch
+from lecritique.models.scoring import MicroBatch, action_states
+from lecritique.numerics.distillation import opsd_divergence
 from lecritique.numerics.policy_losses import (
     TokenLoss,
     dppo_loss,
@@ -76,17 +78,45 @@ def token_losses(
                 eps_high=config.eps_high,
                 rollout_weight_N=rollout_weights(config, old_N, lq_N),
             )
+        case Opsd():
+            raise ValueError("the policy loss 'opsd' compares distributions, not the sampled tokens' log-probs")
 
 
-def reduced(config: PolicyLoss, tokens: TokenLoss, micro: MicroBatch, batch: PolicyBatch) -> torch.Tensor:
+def divergences(
+    config: Opsd, student: Any, teacher: Any, read: MicroBatch, told: MicroBatch, *, temperature: float
+) -> torch.Tensor:
+    """How far the student's next-token distributions are from the teacher's at each action token, nats, [N].
+
+    Args:
+        config: which divergence.
+        student: the policy, with gradient.
+        teacher: constants.
+        read: what the student reads.
+        told: what the teacher reads, the same wanted tokens in the same order.
+        temperature: divides the logits of both.
+    """
+    with torch.no_grad():
+        teacher_NH = action_states(teacher, told)
+    return opsd_divergence(
+        action_states(student, read),
+        student.get_output_embeddings().weight,
+        teacher_NH,
+        teacher.get_output_embeddings().weight,
+        kind=config.kind,
+        beta=config.beta,
+        temperature=temperature,
+    )
+
+
+def reduced(config: PolicyLoss, loss_N: torch.Tensor, micro: MicroBatch, batch: PolicyBatch) -> torch.Tensor:
     """The micro-batch's share of the loss of the optimizer batch."""
-    everywhere = torch.ones_like(tokens.loss_N, dtype=torch.bool)
+    everywhere = torch.ones_like(loss_N, dtype=torch.bool)
     if config.reduction == "token_mean":
-        return token_mean(tokens.loss_N, everywhere, action_tokens=batch.action_tokens)
+        return token_mean(loss_N, everywhere, action_tokens=batch.action_tokens)
     # A response may have several segments; its length counts them all.
     length_of: Counter[RolloutId] = Counter()
     for member in batch.members:
         length_of[member.trajectory.rollout_id] += member.trajectory.action_tokens
     lengths = torch.tensor([length_of[batch.members[index].trajectory.rollout_id] for index in micro.indices])
-    per_token_N = lengths.to(tokens.loss_N.device)[micro.row_index_N()]
-    return response_mean(tokens.loss_N, everywhere, response_tokens_N=per_token_N, responses=batch.responses)
+    per_token_N = lengths.to(loss_N.device)[micro.row_index_N()]
+    return response_mean(loss_N, everywhere, response_tokens_N=per_token_N, responses=batch.responses)

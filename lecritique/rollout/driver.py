@@ -50,6 +50,10 @@ class GroupDriver:
         """Whether every member has ended."""
         return all(member.ended for member in self._members)
 
+    def rollout(self, member: int) -> Rollout | None:
+        """One member's rollout once it has ended, None before."""
+        return self._members[member].rollout() if self._members[member].ended else None
+
     @property
     def rollouts(self) -> tuple[Rollout, ...]:
         """All members' rollouts, in order of member."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import threading
 from concurrent.futures import Future
 from typing import Any, Protocol
 
 from lecritique.core.errors import EngineFailure
 from lecritique.core.rollout import Completion, GenerateRequest
 from lecritique.core.weights import WeightManifest
-from lecritique.models.weights import WeightStore
+from lecritique.models.weights import State, WeightStore
 from lecritique.rollout.sampler import Sampler
 
 
@@ -22,6 +23,10 @@ class Engine(Protocol):
 
     def cancel(self, request_id: str) -> None:
         """Give up a request; its future gets what was sampled, with finish reason `cancelled`."""
+        ...
+
+    def oldest_version(self, request_id: str) -> int | None:
+        """The policy version that sampled the request's first token; None before that, or when it is not here."""
         ...
 
     def adopt(self, manifest: WeightManifest) -> None:
@@ -41,7 +46,10 @@ class Engine(Protocol):
 
 
 class EmbeddedEngine:
-    """Decodes with its own copy of the policy on the caller's thread, a chunk at each `advance`."""
+    """Decodes with its own copy of the policy on the caller's thread, a chunk at each `advance`.
+
+    Only `adopt` may be called from another thread.
+    """
 
     def __init__(
         self, model: Any, store: WeightStore, *, max_rows: int, chunk_tokens: int, prefill_tokens: int
@@ -51,7 +59,8 @@ class EmbeddedEngine:
             copy.deepcopy(model), max_rows=max_rows, chunk_tokens=chunk_tokens, prefill_tokens=prefill_tokens
         )
         self._futures: dict[str, Future[Completion]] = {}
-        self._adopting: WeightManifest | None = None
+        self._adopting: tuple[WeightManifest, State] | None = None
+        self._lock = threading.Lock()
 
     def submit(self, request: GenerateRequest) -> Future[Completion]:
         """Queue a request."""
@@ -68,9 +77,16 @@ class EmbeddedEngine:
         if completion is not None:
             self._futures.pop(request_id).set_result(completion)
 
+    def oldest_version(self, request_id: str) -> int | None:
+        """The version of the request's first sampled token."""
+        return self._sampler.first_version(request_id)
+
     def adopt(self, manifest: WeightManifest) -> None:
         """Serve these weights from the next chunk on."""
-        self._adopting = manifest
+        # Opened now, not when they are loaded: by then a newer version may have taken their place in the store.
+        state = self._store.open(manifest)
+        with self._lock:
+            self._adopting = (manifest, state)
 
     def advance(self) -> bool:
         """Decode one chunk."""
@@ -92,12 +108,14 @@ class EmbeddedEngine:
         self._sampler.clear()
 
     def _load_adopted(self) -> None:
-        if self._adopting is None:
+        with self._lock:
+            adopting, self._adopting = self._adopting, None
+        if adopting is None:
             return
-        self._sampler.model.load_state_dict(self._store.open(self._adopting))
-        self._sampler.version = self._adopting.version
+        manifest, state = adopting
+        self._sampler.model.load_state_dict(state)
+        self._sampler.version = manifest.version
         self._sampler.forget_cache()
-        self._adopting = None
 
     def _fail(self, error: EngineFailure) -> None:
         for future in self._futures.values():

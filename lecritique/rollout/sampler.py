@@ -94,6 +94,13 @@ class Sampler:
                 return row.completion()
         return None
 
+    def first_version(self, request_id: str) -> int | None:
+        """The weights' version that sampled the request's first token; None before that, or when it is not here."""
+        for row in self._active:
+            if row.request.request_id == request_id and row.versions:
+                return row.versions[0]
+        return None
+
     @property
     def busy(self) -> bool:
         """Whether any request is unfinished."""

@@ -12,6 +12,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +22,7 @@ import lecritique
 from lecritique.config.schema import RunConfig
 from lecritique.core.errors import ConfigurationError
 from lecritique.core.metrics import CATALOG, null_if_undefined
+from lecritique.core.weights import WeightManifest
 
 fcntl: ModuleType | None
 try:
@@ -29,11 +31,17 @@ except ImportError:  # Windows: nothing is locked
     fcntl = None
 
 
+# Files that grow by one line at a time.
+LINES = ("metrics.jsonl", "events.jsonl", "ledger.jsonl", "versions.jsonl", "timeline.jsonl")
+
+
 class RunDirectory:
     """One run's files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.resumes = 0
+        """How often the run was resumed; metric rows carry it."""
         self._lock: BinaryIO | None = None
 
     @classmethod
@@ -64,19 +72,98 @@ class RunDirectory:
         for name in metrics:
             if name not in CATALOG:
                 raise KeyError(f"metric {name!r} is not in the catalog")
-        row = {"step": step, "resume": 0, **{name: null_if_undefined(value) for name, value in metrics.items()}}
-        self._append("metrics.jsonl", row)
+        columns = {name: null_if_undefined(value) for name, value in metrics.items()}
+        self._append("metrics.jsonl", {"step": step, "resume": self.resumes, **columns})
 
     def append_event(self, kind: str, **fields: Any) -> None:
         """One line per event: what happened and when."""
         self._append("events.jsonl", {"time": now(), "kind": kind, **fields})
 
+    def append_outcome(self, outcome: Mapping[str, Any]) -> None:
+        """One line per group that has ended: how, at which step."""
+        self._append("ledger.jsonl", {"resume": self.resumes, **outcome})
+
+    def append_version(self, manifest: WeightManifest) -> None:
+        """One line per published version of a role's weights."""
+        published = {"role": manifest.role, "version": manifest.version, "digest": manifest.digest}
+        self._append("versions.jsonl", {"resume": self.resumes, **published})
+
+    def append_span(self, step: int, role: str, kind: str, start_seconds: float, end_seconds: float) -> None:
+        """One line per piece of work of a role, in seconds since the process began the run."""
+        span = {"start": round(start_seconds, 4), "end": round(end_seconds, 4)}
+        self._append("timeline.jsonl", {"resume": self.resumes, "step": step, "role": role, "kind": kind, **span})
+
     def set_status(self, state: str, *, step: int, steps: int, message: str | None = None) -> None:
         """Where the run stands: running, finished, failed, interrupted or diverged."""
         write_json(
             self.path / "status.json",
-            {"state": state, "step": step, "steps": steps, "message": message, "updated": now()},
+            {
+                "state": state,
+                "step": step,
+                "steps": steps,
+                "resumes": self.resumes,
+                "message": message,
+                "updated": now(),
+            },
         )
+
+    @classmethod
+    def reopen(cls, path: Path) -> RunDirectory:
+        """Take hold of an existing run, so that no other process writes it; nothing is changed yet.
+
+        Raises:
+            ConfigurationError: it is no run, or a process is writing it.
+        """
+        if not (path / "config.json").is_file():
+            raise ConfigurationError(_no_run(path))
+        directory = cls(path)
+        try:
+            directory._lock = _locked(path / "config.json")
+        except BlockingIOError as error:
+            raise ConfigurationError(
+                f"'{path}' is being written by a run that is still going; wait for it or end it."
+            ) from error
+        directory.resumes = _resumes(path)
+        return directory
+
+    def go_on(self, config: RunConfig, *, step: int, **fields: Any) -> None:
+        """Begin a resume after `step` steps: its configuration counts from now on, and an event says so.
+
+        Lines that a killed process left half-written are ended. Saved rollouts of the steps that will be done again are
+        removed; their metric rows stay, and readers take the new ones.
+        """
+        self.resumes += 1
+        self._replace_config(config)
+        for name in LINES:
+            _end_line(self.path / name)
+        for path in (self.path / "rollouts").glob("step-*.parquet"):
+            digits = path.stem.removeprefix("step-")
+            if digits.isdecimal() and int(digits) >= step:
+                path.unlink()
+        self.append_event("resumed", step=step, resume=self.resumes, **fields)
+
+    def sync(self) -> None:
+        """Bring metrics and events to the disk."""
+        for name in LINES:
+            if (self.path / name).is_file():
+                with open(self.path / name, "rb") as file:
+                    os.fsync(file.fileno())
+
+    def close(self) -> None:
+        """Let go of the run, for another process to write."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _replace_config(self, config: RunConfig) -> None:
+        """Write it aside, lock that, then rename: at no moment is the run without a lock."""
+        path = self.path / "config.json"
+        aside = path.with_suffix(".json.tmp")
+        _write_text(aside, config.model_dump(mode="json"))
+        lock = _locked(aside)
+        os.replace(aside, path)
+        self.close()
+        self._lock = lock
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
         with open(self.path / name, "a", encoding="utf-8") as file:
@@ -86,8 +173,60 @@ class RunDirectory:
 def write_json(path: Path, content: Any) -> None:
     """Write aside and rename, so that a reader never sees half a file."""
     aside = path.with_suffix(path.suffix + ".tmp")
-    aside.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    _write_text(aside, content)
     os.replace(aside, path)
+
+
+def _write_text(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def read_config(path: Path) -> RunConfig:
+    """The resolved configuration of the run in `path`.
+
+    Raises:
+        ConfigurationError: there is none, or it is not one of this version.
+    """
+    file = path / "config.json"
+    try:
+        return RunConfig.model_validate_json(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(_no_run(path)) from error
+    except ValueError as error:  # not text, not JSON, or other keys
+        raise ConfigurationError(f"'{file}' is not a configuration of this version.") from error
+
+
+def _no_run(path: Path) -> str:
+    if (path / "compare.json").is_file():
+        return f"'{path}' is a comparison; the same 'lecritique compare' again goes on with it."
+    return f"'{path}' is not a run directory: it has no config.json."
+
+
+def _resumes(path: Path) -> int:
+    """How often the run was resumed so far, by its status and by its metric rows."""
+    counts = [0]
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        counts.append(json.loads((path / "status.json").read_text(encoding="utf-8"))["resumes"])
+    try:
+        lines = (path / "metrics.jsonl").read_bytes().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        try:
+            counts.append(json.loads(line)["resume"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return max(count for count in counts if isinstance(count, int))
+
+
+def _end_line(path: Path) -> None:
+    """End a last line that was cut off, so that the next one does not continue it."""
+    if not path.is_file() or not path.stat().st_size:
+        return
+    with open(path, "rb+") as file:
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            file.write(b"\n")
 
 
 def is_being_written(path: Path) -> bool:
@@ -108,13 +247,19 @@ def _locked(path: Path) -> BinaryIO | None:
     """The file, opened and locked for as long as the process lives; None where there are no locks.
 
     The system lets go of it however the process ends.
+
+    Raises:
+        BlockingIOError: another process holds it.
     """
     if fcntl is None:
         return None
     file = open(path, "rb")  # noqa: SIM115, it stays open
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
+        file.close()
+        raise
+    except OSError:  # a file system without locks
         file.close()
         return None
     return file

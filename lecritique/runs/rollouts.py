@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from lecritique.core.ids import RolloutId
 from lecritique.core.rollout import Rollout
-from lecritique.core.trajectory import CreditedTrajectory
+from lecritique.core.trajectory import ContextInsertion, CreditedTrajectory
 from lecritique.models.chat import ChatRenderer
 
 SCHEMA = pa.schema(
@@ -49,14 +50,13 @@ def save_rollouts(
     step: int,
     rollouts: Sequence[Rollout],
     credited: Sequence[CreditedTrajectory],
-    contexts: Mapping[int, str | None],
+    contexts: Mapping[RolloutId, ContextInsertion | None],
     renderer: ChatRenderer,
 ) -> Path:
-    """Write the rollouts of one step, failed ones included; `contexts` gives the critic's text per task row."""
+    """Write the rollouts of one step, failed ones included, with what the critic alone read of each."""
     credit_of = {member.trajectory.rollout_id: member for member in credited}
     rows = [
-        _row(rollout, credit_of.get(rollout.rollout_id), contexts.get(rollout.rollout_id.group.row), renderer)
-        | {"step": step}
+        _row(rollout, credit_of.get(rollout.rollout_id), contexts.get(rollout.rollout_id), renderer) | {"step": step}
         for rollout in rollouts
     ]
     folder.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def save_rollouts(
 
 
 def _row(
-    rollout: Rollout, credit: CreditedTrajectory | None, context: str | None, renderer: ChatRenderer
+    rollout: Rollout, credit: CreditedTrajectory | None, context: ContextInsertion | None, renderer: ChatRenderer
 ) -> dict[str, Any]:
     group = rollout.rollout_id.group
     row: dict[str, Any] = {
@@ -80,7 +80,7 @@ def _row(
         "status": rollout.status,
         "reward": rollout.reward,
         "prompt": "\n".join(message.content for message in rollout.task.messages),
-        "context": context,
+        "context": None if context is None else context.text,
     }
     if credit is None:
         return row

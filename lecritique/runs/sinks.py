@@ -24,10 +24,13 @@ class Sink(Protocol):
 
 
 class TensorboardSink:
-    """Event files under `folder`; one scalar per metric, grouped by role."""
+    """Event files under `folder`; one scalar per metric, grouped by role.
 
-    def __init__(self, folder: Path) -> None:
-        self._writer = _summary_writer()(str(folder))
+    A resumed run writes its steps from `first_step` on again: what was written of them before is taken back.
+    """
+
+    def __init__(self, folder: Path, *, first_step: int = 0) -> None:
+        self._writer = _summary_writer()(str(folder), purge_step=first_step or None)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics of one step; undefined ones are left out."""
@@ -60,6 +63,6 @@ def _summary_writer() -> Any:
     return SummaryWriter
 
 
-def open_sinks(names: Sequence[str], folder: Path) -> list[Sink]:
-    """The configured sinks."""
-    return [TensorboardSink(folder / "tensorboard") for name in names if name == "tensorboard"]
+def open_sinks(names: Sequence[str], folder: Path, *, first_step: int = 0) -> list[Sink]:
+    """The configured sinks of a run that writes its steps from `first_step` on."""
+    return [TensorboardSink(folder / "tensorboard", first_step=first_step) for name in names if name == "tensorboard"]

@@ -7,7 +7,7 @@ from lecritique.core.seeds import derive_seed
 from lecritique.models.weights import MemoryWeightStore
 from lecritique.rollout.collect import collect
 from lecritique.runtime.build import Base, embedded_engine, sampling_of
-from lecritique.runtime.synchronous import rollout_metrics
+from lecritique.runtime.steps import rollout_metrics
 from lecritique.tasks.protocol import checked_task
 from lecritique.tasks.stream import DataStream
 
@@ -19,7 +19,7 @@ def base_reward(base: Base, *, rollouts: int = 512) -> float:
     """
     config = base.config
     size = config.rollout.group_size
-    stream = DataStream(len(base.environment), derive_seed(config.run.seed, "data"))
+    stream = DataStream(base.data.rows, derive_seed(config.run.seed, "data"))
     limit = config.sampling.max_total_tokens
     assert limit is not None
     requests = [

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from lecritique.config.resolve import Facts, gae_lambda, resolve, uses_critic
-from lecritique.config.schema import RunConfig, TaskSection
+from lecritique.config.resolve import Facts, gae_lambda, resolve, teacher_content, uses_critic, uses_teacher
+from lecritique.config.schema import NoContext, ReferenceContext, RunConfig, TaskSection
 from lecritique.core.rollout import Sampling
 from lecritique.core.seeds import derive_seed
 from lecritique.credit.crediting import Crediting
 from lecritique.credit.schedules import Learner
-from lecritique.critic.context import context_builder, context_text
+from lecritique.critic.context import ContextBuilder, context_text, needs_siblings
 from lecritique.critic.evaluator import ValueEvaluator
 from lecritique.critic.replay import ReplayBuffer
-from lecritique.critic.system import ValueSystem
+from lecritique.critic.system import ServesValues, ValueSystem
+from lecritique.critic.teacher import TeacherPrompts
 from lecritique.critic.trainer import ValueTrainer
 from lecritique.models.chat import ChatRenderer
 from lecritique.models.loading import LanguageModel, load_causal_lm
 from lecritique.models.scoring import require_plain_head
 from lecritique.models.value_model import ValueModel
 from lecritique.models.weights import MemoryWeightStore, WeightStore
+from lecritique.policy.teacher import SelfTeacher
 from lecritique.policy.trainer import PolicyTrainer
 from lecritique.rollout.engine import EmbeddedEngine, Engine
 from lecritique.runs.sinks import require_sinks
+from lecritique.runtime.data import DataSet, data_set
+from lecritique.runtime.ledger import Ledger
+from lecritique.runtime.value_service import ValueService, colocated, dedicated
+from lecritique.runtime.warm_start import load_critic
 from lecritique.tasks.protocol import Environment, checked_task
 from lecritique.tasks.registry import load_environment, resolve_options
 from lecritique.tasks.stream import DataStream
@@ -37,11 +44,16 @@ class Parts:
 
     config: RunConfig
     environment: Environment
+    data: DataSet
     stream: DataStream
     tokenizer: Any
     renderer: ChatRenderer
     engine: Engine
     learner: Learner
+    store: MemoryWeightStore
+    ledger: Ledger
+    service: ValueService | None = None
+    """The evaluator thread of an asynchronous run with a critic."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,6 +62,7 @@ class Base:
 
     config: RunConfig
     environment: Environment
+    data: DataSet
     language: LanguageModel
     renderer: ChatRenderer
 
@@ -59,19 +72,16 @@ def load_base(config: RunConfig) -> Base:
 
     Raises:
         ConfigurationError: an unknown task or model, a sink that is not installed, or keys that contradict each other.
-        DataError: the first task lacks the reference that the critic's context needs.
+        DataError: a row that cannot be used, such as one without the reference that the critic's context needs.
     """
     require_sinks(config.run.sinks)
     environment = load_environment(config.task.type, config.task.options, seed=config.run.seed)
     device = config.runtime.device or ("cuda" if torch.cuda.is_available() else "cpu")
     language = load_causal_lm(config.model.name, dtype=getattr(torch, config.runtime.dtype), device=device)
     require_plain_head(language.model, language.name)
-    return Base(
-        config=resolved_against(config, environment, language),
-        environment=environment,
-        language=language,
-        renderer=ChatRenderer(language.tokenizer),
-    )
+    resolved, renderer = resolved_against(config, environment, language), ChatRenderer(language.tokenizer)
+    data = data_set(environment, renderer, resolved, context_length=language.context_length)
+    return Base(config=resolved, environment=data.environment, data=data, language=language, renderer=renderer)
 
 
 def resolved_against(config: RunConfig, environment: Environment, language: LanguageModel) -> RunConfig:
@@ -80,8 +90,11 @@ def resolved_against(config: RunConfig, environment: Environment, language: Lang
     section = {**options.model_dump(mode="json", exclude_none=True), "type": config.task.type}
     filled = config.model_copy(update={"task": TaskSection.model_validate(section)})
     resolved = resolve(filled, facts_of(environment, language))
-    if uses_critic(resolved):
+    if uses_critic(resolved) and not needs_siblings(resolved.critic.context):
         context_text(checked_task(environment, 0), resolved.critic.context)
+    told = teacher_content(resolved)
+    if uses_teacher(resolved) and told != "none":
+        context_text(checked_task(environment, 0), ReferenceContext(content=told), key="policy.teacher.content")
     return resolved
 
 
@@ -105,6 +118,7 @@ def build(base: Base) -> Parts:
         store,
         temperature=config.sampling.temperature,
         max_tokens=config.runtime.micro_batch_tokens,
+        teacher=self_teacher(model, config, base.language.context_length) if uses_teacher(config) else None,
     )
     # The critic starts as a copy of the policy's first weights.
     values = value_system(model, store, config, base.language.context_length) if uses_critic(config) else None
@@ -119,18 +133,37 @@ def build(base: Base) -> Parts:
             warmup_updates=critic.warmup_updates,
         ),
         values=values,
-        context=context_builder(critic.context, base.renderer) if values else (lambda task: None),
+        context=ContextBuilder(
+            critic.context if values else NoContext(), base.renderer, context_length=base.language.context_length
+        ),
         warmup_updates=critic.warmup_updates,
         ship_while_cold=critic.warmup == "leave_one_out",
+        shadow=critic.shadow,
+        teacher_prompts=TeacherPrompts(teacher_content(config), base.renderer) if uses_teacher(config) else None,
     )
     return Parts(
         config=config,
         environment=base.environment,
-        stream=DataStream(len(base.environment), derive_seed(config.run.seed, "data")),
+        data=base.data,
+        stream=DataStream(base.data.rows, derive_seed(config.run.seed, "data")),
         tokenizer=base.language.tokenizer,
         renderer=base.renderer,
         engine=engine,
         learner=learner,
+        store=store,
+        ledger=Ledger(),
+        service=values.evaluator if values and isinstance(values.evaluator, ValueService) else None,
+    )
+
+
+def self_teacher(model: Any, config: RunConfig, context_length: int) -> SelfTeacher:
+    """A teacher that starts as the policy is now."""
+    return SelfTeacher(
+        model,
+        config.policy.teacher,
+        temperature=config.sampling.temperature,
+        max_tokens=config.runtime.micro_batch_tokens,
+        context_length=context_length,
     )
 
 
@@ -147,22 +180,26 @@ def embedded_engine(model: Any, store: WeightStore, config: RunConfig) -> Embedd
 
 
 def value_system(model: Any, store: WeightStore, config: RunConfig, context_length: int) -> ValueSystem:
-    """Evaluator, trainer and replay of a new critic."""
+    """Evaluator, trainer and replay of a new critic.
+
+    Raises:
+        CheckpointError: 'critic.init' names something that is not a critic of this kind.
+    """
     critic, seed = config.critic, config.run.seed
     head_seed = derive_seed(seed, "value_head")
-    max_tokens = config.runtime.micro_batch_tokens
     replay = critic.replay
     assert replay.batch_size is not None
+    trainer = ValueTrainer(
+        ValueModel.from_policy(model, critic.loss, seed=head_seed),
+        critic.optimizer,
+        store,
+        max_tokens=config.runtime.micro_batch_tokens,
+    )
+    if critic.init:
+        load_critic(trainer.model, Path(critic.init))
     return ValueSystem(
-        evaluator=ValueEvaluator(
-            ValueModel.from_policy(model, critic.loss, seed=head_seed),
-            store,
-            max_tokens=max_tokens,
-            context_length=context_length,
-        ),
-        trainer=ValueTrainer(
-            ValueModel.from_policy(model, critic.loss, seed=head_seed), critic.optimizer, store, max_tokens=max_tokens
-        ),
+        evaluator=_evaluator(trainer, model, store, config, context_length),
+        trainer=trainer,
         replay=ReplayBuffer(
             batch_size=replay.batch_size,
             capacity=replay.capacity,
@@ -172,6 +209,18 @@ def value_system(model: Any, store: WeightStore, config: RunConfig, context_leng
         ),
         updates_per_step=critic.updates_per_policy_step,
     )
+
+
+def _evaluator(
+    trainer: ValueTrainer, model: Any, store: WeightStore, config: RunConfig, context_length: int
+) -> ServesValues:
+    """What serves values: on the caller's thread, or on one of its own with copies or with the trainer's weights."""
+    if config.runtime.loop == "asynchronous" and config.runtime.placement == "colocated":
+        return colocated(trainer, config, context_length=context_length)
+    own = ValueModel.from_policy(model, config.critic.loss, seed=derive_seed(config.run.seed, "value_head"))
+    if config.runtime.loop == "asynchronous":
+        return dedicated(own, store, config, context_length=context_length)
+    return ValueEvaluator(own, store, max_tokens=config.runtime.micro_batch_tokens, context_length=context_length)
 
 
 def sampling_of(config: RunConfig) -> Sampling:

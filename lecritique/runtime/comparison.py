@@ -17,12 +17,15 @@ from lecritique.config.resolve import differences
 from lecritique.config.schema import RunConfig
 from lecritique.core.errors import ConfigurationError
 from lecritique.core.metrics import null_if_undefined
+from lecritique.runs.checkpoints import FOLDER as CHECKPOINTS
+from lecritique.runs.checkpoints import Checkpoints
 from lecritique.runs.directory import is_being_written, read_status, write_json
 from lecritique.runtime.base_reward import base_reward
 from lecritique.runtime.build import Base, load_base, resolved_against
 
 BASE_ROLLOUTS = 512
-SECONDS_TO_STOP = 30.0
+# A run that is asked to stop finishes its step and saves a checkpoint first.
+SECONDS_TO_STOP = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,14 +154,16 @@ def run(comparison: Plan, *, jobs: int, watch: Callable[[Sequence[Job], Sequence
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ask the processes to stop, and stop those that have not after a while."""
+    """Ask the processes to stop, and stop those that have not after a while, or when asked again."""
     for process in processes:
         process.terminate()
-    for process in processes:
-        try:
+    try:
+        for process in processes:
             process.wait(timeout=SECONDS_TO_STOP)
-        except subprocess.TimeoutExpired:
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        for process in processes:
             process.kill()
+        for process in processes:
             process.wait()
 
 
@@ -245,15 +250,20 @@ def _require_idle(job: Job) -> None:
 
 
 def _start(job: Job, out: Path) -> subprocess.Popen[bytes]:
+    command, resumes = job.command, False
     if job.path.exists():
         _require_idle(job)
-        _set_aside(job.path)
+        resumes = Checkpoints(job.path / CHECKPOINTS).latest() is not None
+        if resumes:  # of the same configuration, which `plan` has checked
+            command = (sys.executable, "-m", "lecritique", "train", "--resume", str(job.path))
+        else:
+            _set_aside(job.path)
     log = log_path(out, job)
     log.parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "wb") as file:
+    with open(log, "ab" if resumes else "wb") as file:
         # A group of its own: Ctrl-C reaches the comparison alone, which then ends its runs once.
         return subprocess.Popen(
-            job.command,
+            command,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

@@ -43,3 +43,29 @@ JUNK: Mapping[str, str] = MappingProxyType(
         "long word of zeros": "o0O" * 30,
     }
 )
+
+# What has made verifiers compute without end: powers, factorials, exponents that are written out, parsers that
+# backtrack, programs, and inputs at which a program would loop.
+HANGS: Mapping[str, str] = MappingProxyType(
+    {
+        "power of powers": "9**9**9**9",
+        "boxed power of powers": "\\boxed{9^{9^{9^{9}}}}",
+        "tagged power of powers": "<answer>9**9**9**9</answer>",
+        "power of a sum": "(x + 1)**999999999",
+        "factorial": "factorial(10**9)",
+        "boxed factorial": "\\boxed{100000000!}",
+        "huge exponent": "1e999999999",
+        "tagged huge exponent": "<answer>1e-999999999</answer>",
+        "endless program": "while True: pass",
+        "huge list": "[0]*10**12",
+        "boxed nest": "\\boxed{" + "(" * 500 + "1" + ")" * 500 + "}",
+        "brackets": "[" * 20_000,
+        "closed brackets": "[" * 5_000 + "]" * 5_000,
+        "many digits": "9" * 100_000,
+        "backtracking": "a" * 30_000 + "!",
+        "spaces": "1" + " " * 50_000 + "1",
+        "tags": "<answer>" * 10_000,
+        "closing tags": "</answer>" * 10_000,
+        "boxes": "\\boxed{" * 10_000,
+    }
+)

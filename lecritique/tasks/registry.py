@@ -17,8 +17,13 @@ from lecritique.tasks.options import TaskOptions, nearest, validated_options
 from lecritique.tasks.protocol import Environment
 
 _BUILT_IN: Mapping[str, str] = {
-    "reasoning_gym": "lecritique.tasks.reasoning_gym:ReasoningGymEnvironment",
+    "codeio": "lecritique.tasks.codeio.environment:CodeIOEnvironment",
+    "lean": "lecritique.tasks.lean.environment:LeanEnvironment",
+    "math": "lecritique.tasks.math.environment:MathEnvironment",
+    "knights_knaves": "lecritique.tasks.knights_knaves.environment:KnightsKnavesEnvironment",
+    "reasoning_gym": "lecritique.tasks.reasoning_gym.environment:ReasoningGymEnvironment",
     "sudoku": "lecritique.tasks.sudoku.environment:SudokuEnvironment",
+    "verifiers": "lecritique.tasks.verifiers.environment:VerifiersEnvironment",
 }
 _MEMBERS = ("name", "reward_range", "__len__", "task", "start", "gold")
 
@@ -37,7 +42,7 @@ def load_environment(type_name: str, options: Mapping[str, Any], *, seed: int = 
     Raises:
         ConfigurationError: an unknown name or key, an unfit value, or a class that is no environment.
     """
-    environment_class = _environment_class(type_name)
+    environment_class = class_of(type_name)
     resolved = resolve_options(type_name, options, seed=seed)
     environment = _asked(type_name, "its construction", lambda: environment_class(resolved))
     absent = [member for member in _MEMBERS if not hasattr(environment, member)]
@@ -77,7 +82,7 @@ def _require_range(type_name: str, reward_range: object) -> None:
 
 def options_model(type_name: str) -> type[BaseModel]:
     """The pydantic class of the environment's options."""
-    model = getattr(_environment_class(type_name), "Options", None)
+    model = getattr(class_of(type_name), "Options", None)
     if not (isinstance(model, type) and issubclass(model, BaseModel)):
         raise ConfigurationError(
             f"task.type = {type_name!r}: got Options = {model!r}, expected a pydantic model class as the "
@@ -98,7 +103,12 @@ def resolve_options(type_name: str, options: Mapping[str, Any], *, seed: int = 0
     return validated
 
 
-def _environment_class(type_name: str) -> Any:
+def class_of(type_name: str) -> Any:
+    """The environment's class.
+
+    Raises:
+        ConfigurationError: no such built-in task, module or class.
+    """
     target = _BUILT_IN.get(type_name, type_name)
     module_name, colon, class_name = target.partition(":")
     if not (colon and module_name and class_name):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,11 +12,14 @@ import numpy as np
 
 from lecritique.core.errors import EXIT_CONFIGURATION, EXIT_OK
 from lecritique.core.task import Reply, Task
-from lecritique.tasks.junk import JUNK
+from lecritique.tasks.junk import HANGS, JUNK
 from lecritique.tasks.protocol import Environment
 
 # An episode that is still open after this many turns is taken to have no end.
 _MAX_TURNS = 1000
+# The limit of an environment that states none as its attribute `time_limit_seconds`, and what may come on top of it.
+_TIME_LIMIT_SECONDS = 5.0
+_GRACE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +33,11 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationReport:
-    """What `validate_environment` saw."""
+    """What `validate_environment` saw.
+
+    `fingerprint` is a hash of every task and reward that was seen, equal in every process; `slowest_seconds` is the
+    longest that a text made to hang a verifier took.
+    """
 
     name: str
     rows: int
@@ -36,6 +45,8 @@ class ValidationReport:
     junk_rows: int
     junk_kinds: int
     problems: tuple[Problem, ...]
+    fingerprint: str = ""
+    slowest_seconds: float = 0.0
 
     @property
     def ok(self) -> bool:
@@ -61,21 +72,27 @@ class ValidationReport:
         return lines
 
 
-def validate_environment(environment: Environment, *, items: int = 200, junk_items: int = 20) -> ValidationReport:
-    """Play gold answers on up to `items` rows and every kind of junk on up to `junk_items`, rows evenly spread.
+def validate_environment(
+    environment: Environment, *, items: int = 200, junk_items: int = 20, hang_items: int = 3
+) -> ValidationReport:
+    """Play gold answers on up to `items` rows, every kind of junk on up to `junk_items`, rows evenly spread.
 
     Gold must end with the top of `reward_range`, junk with its bottom and without an exception; tasks must be the
-    same when asked twice, with distinct ids and a reference that is not blank.
+    same when asked twice, with distinct ids and a reference that is not blank. Texts made to hang a verifier are
+    played on up to `hang_items` rows, and each must be answered within the environment's time limit and a second.
     """
     gold_rows = _spread(len(environment), items)
     junk_rows = _spread(len(environment), junk_items)
+    seen = _Seen()
     problems: list[Problem] = []
     ids: dict[str, int] = {}
     for row in gold_rows:
-        problems += _row_problems(environment, row, ids)
-        problems += _gold_problems(environment, row)
+        problems += _row_problems(environment, row, ids, seen)
+        problems += _gold_problems(environment, row, seen)
     for row in junk_rows:
-        problems += _junk_problems(environment, row)
+        problems += _junk_problems(environment, row, seen)
+    for row in _spread(len(environment), hang_items):
+        problems += _hang_problems(environment, row, seen)
     return ValidationReport(
         name=environment.name,
         rows=len(environment),
@@ -83,14 +100,27 @@ def validate_environment(environment: Environment, *, items: int = 200, junk_ite
         junk_rows=len(junk_rows),
         junk_kinds=len(JUNK),
         problems=tuple(problems),
+        fingerprint=seen.digest.hexdigest(),
+        slowest_seconds=seen.slowest_seconds,
     )
+
+
+class _Seen:
+    """Running hash of what was seen, and the longest time that a hang took."""
+
+    def __init__(self) -> None:
+        self.digest = hashlib.blake2b(digest_size=16)
+        self.slowest_seconds = 0.0
+
+    def add(self, *values: object) -> None:
+        self.digest.update(repr(values).encode("utf-8", "backslashreplace"))
 
 
 def _spread(rows: int, wanted: int) -> list[int]:
     return sorted({int(row) for row in np.linspace(0, rows - 1, min(rows, wanted))}) if rows and wanted else []
 
 
-def _row_problems(environment: Environment, row: int, ids: dict[str, int]) -> Iterator[Problem]:
+def _row_problems(environment: Environment, row: int, ids: dict[str, int], seen: _Seen) -> Iterator[Problem]:
     try:
         task, again = environment.task(row), environment.task(row)
     except Exception as error:  # user code: whatever it raises is the finding
@@ -99,6 +129,7 @@ def _row_problems(environment: Environment, row: int, ids: dict[str, int]) -> It
     if not isinstance(task, Task):
         yield Problem(kind="no task", row=row, text=f"task({row}) is a {type(task).__name__}, expected a Task")
         return
+    seen.add(task.task_id, task.messages, task.reference)
     if (task.task_id, task.messages, task.reference) != (again.task_id, again.messages, again.reference):
         yield Problem(kind="unstable row", row=row, text="task(row) differs between two calls")
     if task.task_id in ids:
@@ -106,7 +137,7 @@ def _row_problems(environment: Environment, row: int, ids: dict[str, int]) -> It
     ids.setdefault(task.task_id, row)
 
 
-def _gold_problems(environment: Environment, row: int) -> Iterator[Problem]:
+def _gold_problems(environment: Environment, row: int, seen: _Seen) -> Iterator[Problem]:
     top = environment.reward_range[1]
     try:
         task = environment.task(row)
@@ -114,6 +145,7 @@ def _gold_problems(environment: Environment, row: int) -> Iterator[Problem]:
     except Exception as error:
         yield Problem(kind="gold raised", row=row, text=f"the gold answer raised {_named(error)}")
         return
+    seen.add(row, reward)
     if reward is None:
         yield Problem(kind="no end", row=row, text=f"gold answers did not end the episode in {_MAX_TURNS} turns")
     elif reward != top:
@@ -133,7 +165,7 @@ def _gold_reward(environment: Environment, task: Task) -> float | None:
     return None
 
 
-def _junk_problems(environment: Environment, row: int) -> Iterator[Problem]:
+def _junk_problems(environment: Environment, row: int, seen: _Seen) -> Iterator[Problem]:
     bottom = environment.reward_range[0]
     for kind, text in JUNK.items():
         try:
@@ -141,10 +173,29 @@ def _junk_problems(environment: Environment, row: int) -> Iterator[Problem]:
         except Exception as error:
             yield Problem(kind="junk raised", row=row, text=f"junk ({kind}) raised {_named(error)}")
             continue
+        seen.add(row, kind, reward)
         if reward is None:
             yield Problem(kind="no end", row=row, text=f"junk ({kind}) did not end the episode in {_MAX_TURNS} turns")
         elif not reward <= bottom:
             yield Problem(kind="junk paid", row=row, text=f"junk ({kind}) earned {reward}, expected {bottom}")
+
+
+def _hang_problems(environment: Environment, row: int, seen: _Seen) -> Iterator[Problem]:
+    limit = float(getattr(environment, "time_limit_seconds", _TIME_LIMIT_SECONDS))
+    for kind, text in HANGS.items():
+        started = time.monotonic()
+        try:
+            reward = _junk_reward(environment, row, text)
+        except Exception as error:
+            yield Problem(kind="hang raised", row=row, text=f"a text made to hang ({kind}) raised {_named(error)}")
+            continue
+        seconds = time.monotonic() - started
+        seen.slowest_seconds = max(seen.slowest_seconds, seconds)
+        if seconds > limit + _GRACE_SECONDS:
+            text = f"a text made to hang ({kind}) took {seconds:.1f} s, expected at most {limit:g} s and one more"
+            yield Problem(kind="hang", row=row, text=text)
+        if reward is not None and not reward <= environment.reward_range[0]:
+            yield Problem(kind="junk paid", row=row, text=f"a text made to hang ({kind}) earned {reward}")
 
 
 def _junk_reward(environment: Environment, row: int, text: str) -> float | None:

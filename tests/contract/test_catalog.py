@@ -8,11 +8,13 @@ import pytest
 
 from lecritique.config.presets import PRESETS
 from lecritique.core.metrics import CATALOG
+from tests.integration.asynchronous_runs import asynchronous_parts, drive
 from tests.integration.short_runs import small_parts, trained
 
 # Arm and overrides of runs beside the presets.
 OPTIONS = {
     "clipped": ("value", ("policy.loss.type=ppo", "policy.minibatch_size=4", "critic.loss.type=clipped_mse")),
+    "siblings": ("value", ("critic.context.type=siblings",)),
 }
 # Written by every run, whatever the arm.
 EVERYWHERE = {name for name, spec in CATALOG.items() if spec.role in ("rollout", "run")}
@@ -23,7 +25,9 @@ def written() -> dict[str, list[dict[str, float]]]:
     runs = {preset: (preset, ()) for preset in PRESETS} | OPTIONS
     # Hot, so that rewards differ inside groups, however good the model is.
     hot = "sampling.temperature=1.6"
-    return {name: trained(small_parts(hot, *overrides, arm=arm)) for name, (arm, overrides) in runs.items()}
+    found = {name: trained(small_parts(hot, *overrides, arm=arm)) for name, (arm, overrides) in runs.items()}
+    driven = drive(asynchronous_parts(hot, "run.steps=6", arm="pvf"))
+    return found | {"asynchronous": [step.metrics for step in driven.steps]}
 
 
 def test_every_written_metric_is_described(written):

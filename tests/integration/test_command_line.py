@@ -34,7 +34,7 @@ def wait_for(condition, seconds: float = 60.0) -> None:
     ("arguments", "words"),
     [
         ((), ("train", "compare", "report", "tasks", "Exit codes: 0 ok, 2 configuration")),
-        (("train",), ("RECIPE", "KEY.PATH=VALUE", "--arm", "--dry-run", "--out")),
+        (("train",), ("RECIPE", "KEY.PATH=VALUE", "--arm", "--dry-run", "--out", "--resume")),
         (("compare",), ("--arms", "--seeds", "--jobs", "--out")),
         (("report",), ("DIRECTORY", "--picture")),
         (("tasks",), ("list", "show", "validate")),
@@ -110,11 +110,57 @@ def test_an_interrupted_run_says_so_and_exits_with_130(tmp_path, number):
     wait_for(lambda: metrics.is_file() and metrics.read_text().count("\n") >= 2)
     process.send_signal(number)
     answer = finish(process, timeout=30)
-    require_one_sentence(answer, "interrupted", code=130)
-    assert status(tmp_path / "run")["state"] == "interrupted"
+    notice, ended = answer.err.splitlines()
+    assert answer.code == 130 and notice.startswith("lecritique: stopping: the current step is finished")
+    held = status(tmp_path / "run")
+    assert ended == f"lecritique: {held['message']}" and held["state"] == "interrupted"
+    assert f"after step {held['step']} of 5000; 'lecritique train --resume run' goes on from there." in ended
     recorded = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
-    assert recorded == list(range(len(recorded)))
-    assert len(recorded) - status(tmp_path / "run")["step"] in (0, 1)
+    assert recorded == list(range(held["step"]))
+    assert (tmp_path / "run" / "checkpoints" / f"step-{held['step']:08d}" / "complete.json").is_file()
+
+
+def test_a_second_signal_ends_a_run_at_once(tmp_path):
+    # A step that takes long: the second signal comes in the middle of it.
+    process = start("train", "demo", *ENDLESS, "rollout.batch_size=2048", "--out", "run", cwd=tmp_path)
+    wait_for(lambda: (tmp_path / "run" / "status.json").is_file())
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    assert process.stderr.readline().startswith("lecritique: stopping")
+    process.send_signal(signal.SIGINT)
+    answer = finish(process, timeout=30)
+    require_one_sentence(answer, "interrupted", code=130)
+    assert status(tmp_path / "run")["state"] == "interrupted" and status(tmp_path / "run")["step"] == 0
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_an_interrupted_run_is_resumed_and_told_what_changed(tmp_path, capfd, monkeypatch):
+    process = start("train", "demo", *ENDLESS, "--arm", "tether", "--out", "run", cwd=tmp_path)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_for(lambda: metrics.is_file())
+    process.send_signal(signal.SIGTERM)
+    assert finish(process, timeout=30).code == 130
+    done = status(tmp_path / "run")["step"]
+    monkeypatch.chdir(tmp_path)
+    answer = call(capfd, monkeypatch, "train", "--resume", "run", f"run.steps={done + 2}")
+    assert (answer.code, answer.err) == (0, "")
+    lines = answer.out.splitlines()
+    assert lines[0] == f"Resuming after step {done} of {done + 2} from step-{done:08d}."
+    assert lines[1] == f"Changed: run.steps = {done + 2}, it was 5000."
+    assert [f"step {step}/{done + 2}" in answer.out for step in range(done, done + 3)] == [False, True, True]
+    assert status(tmp_path / "run")["state"] == "finished" and (tmp_path / "run" / "summary.json").is_file()
+    assert (tmp_path / "run" / "weights" / "policy" / "model.safetensors").is_file()
+
+    # Fault 42: nothing is done silently.
+    require_one_sentence(call(capfd, monkeypatch, "train", "--resume", "run"), "finished", "nothing is left to resume")
+    require_one_sentence(call(capfd, monkeypatch, "train", "--resume", "run", "run.seed=4"), "run.seed", "another run")
+    require_one_sentence(call(capfd, monkeypatch, "train", "--resume", "run", "demo"), "takes no RECIPE", "'demo'")
+    require_one_sentence(call(capfd, monkeypatch, "train", "--resume", "run", "--arm", "pvf"), "--arm")
+    require_one_sentence(call(capfd, monkeypatch, "train", "--resume", "run", "--out", "b"), "--out")
+    require_one_sentence(call(capfd, monkeypatch, "train", "--resume", "nowhere"), "nowhere", "not a run directory")
+    require_one_sentence(call(capfd, monkeypatch, "train", "demo", "--out", "run"), "already holds files")
+    answer = call(capfd, monkeypatch, "train", "--resume", "run", f"run.steps={done + 3}", "--dry-run")
+    assert answer.code == 0 and "Memory: engine" in answer.out and status(tmp_path / "run")["step"] == done + 2
 
 
 def test_a_diverged_run_exits_with_3_and_keeps_its_record(tmp_path, capfd, monkeypatch):

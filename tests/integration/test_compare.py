@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from lecritique.analysis.read import load_run
 from lecritique.config.load import compose, load_recipe
 from lecritique.core.errors import ConfigurationError
 from lecritique.runs.directory import RunDirectory, read_status
@@ -150,6 +152,7 @@ def test_a_new_seed_runs_alone_and_an_unfinished_run_is_done_again_with_its_rema
     before = run_files(done)
     unfinished = done / "tether" / "seed-0"
     (unfinished / "status.json").write_text('{"state": "running", "step": 1, "steps": 3}')
+    shutil.rmtree(unfinished / "checkpoints")  # with one it would be resumed
     command = ("compare", "demo", *SHORT, "--out", str(done))
     both = ("--arms", "mean,tether", "--seeds", "0,1", "--jobs", "2")
     answer = call(capfd, monkeypatch, *command, *both)
@@ -255,6 +258,28 @@ def test_an_interrupted_comparison_ends_its_runs_and_can_be_taken_up(tmp_path):
     assert [read_status(run) for run in runs] == ["interrupted", "interrupted"]
     assert processes_of(out) == []
     assert record(out, "compare.json")["arms"] == ["mean", "value"]
+    for run in runs:
+        steps = record(run, "status.json")["step"]
+        assert (run / "checkpoints" / f"step-{steps:08d}" / "complete.json").is_file()
+
+
+def test_an_unfinished_run_with_a_checkpoint_is_resumed(capfd, monkeypatch, tmp_path):
+    out = tmp_path / "out"
+    command = ("compare", "demo", *SHORT, "run.checkpoint_every=1", "run.keep_checkpoints=9", "--arms", "mean")
+    assert call(capfd, monkeypatch, *command, "--out", str(out)).code == 0
+    run = out / "mean" / "seed-0"
+    whole, weights = load_run(run), (run / "weights" / "policy" / "model.safetensors").read_bytes()
+    (run / "status.json").write_text('{"state": "running", "step": 2, "steps": 3}')
+    shutil.rmtree(run / "checkpoints" / "step-00000003")
+    shutil.rmtree(run / "weights")
+    answer = call(capfd, monkeypatch, *command, "--out", str(out))
+    assert answer.code == 0 and "1 runs to do, 0 done already" in answer.out
+    assert read_status(run) == "finished" and os.listdir(run.parent) == ["seed-0"]
+    again = load_run(run)
+    assert again.steps.tolist() == [0, 1, 2] and again.series("reward").tolist() == whole.series("reward").tolist()
+    assert (run / "weights" / "policy" / "model.safetensors").read_bytes() == weights
+    assert "Resuming after step 2 of 3" in (out / "logs" / "mean-seed-0.log").read_text()
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 4
 
 
 def test_every_arm_is_checked_before_anything_starts(tmp_path):

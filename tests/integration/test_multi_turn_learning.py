@@ -15,7 +15,7 @@ def explained_variance(arm: str) -> float:
     """Mean EV of the last third of a run."""
     config = compose(load_recipe("demo-multi-turn"), arm=arm, overrides=[f"run.steps={STEPS}"])
     parts = build(load_base(config))
-    measured = [train_step(parts, step, None)["explained_variance"] for step in range(STEPS)]
+    measured = [train_step(parts, step).metrics["explained_variance"] for step in range(STEPS)]
     parts.engine.close()
     last = measured[-(STEPS // 3) :]
     return sum(last) / len(last)

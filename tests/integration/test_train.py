@@ -202,7 +202,7 @@ def test_warm_up_withholds_or_replaces_the_credit(arm, warmup):
     before = weights(parts.learner.policy.model)
     rows, distances = [], []
     for step in range(3):
-        rows.append(train_step(parts, step, None))
+        rows.append(train_step(parts, step).metrics)
         distances.append(moved(before, parts.learner.policy.model))
     parts.engine.close()
     withheld = [row["policy_batches_withheld"] for row in rows]

@@ -38,6 +38,21 @@ def test_a_resumed_run_keeps_the_last_row_of_a_step(run_dir):
     assert load_run(run_dir).series("reward").tolist() == [0.1, 0.7, 0.8]
 
 
+def test_what_a_resume_has_not_done_again_yet_is_superseded_too(run_dir):
+    """Ten steps, resumed from the fourth, killed, resumed from the third, which is all that is done by now."""
+    rows = [{"step": step, "resume": 0, "reward": 0.1} for step in range(10)]
+    rows += [{"step": step, "resume": 1, "reward": 0.2} for step in (4, 5)]
+    rows += [{"step": 3, "resume": 3, "reward": 0.3}]
+    for count, expected in (
+        (10, [0.1] * 10),
+        (11, [0.1] * 4 + [0.2]),
+        (12, [0.1] * 4 + [0.2] * 2),
+        (13, [0.1] * 3 + [0.3]),
+    ):
+        write_metrics(run_dir, rows[:count])
+        assert load_run(run_dir).series("reward").tolist() == expected
+
+
 @pytest.mark.parametrize(
     "tail", ['{"step": 2, "rew', '{"step": 2, "reward": 0.', '{"step": 2, "a": "\\ud83d', "{", "\n\n"]
 )

@@ -15,6 +15,7 @@ from lecritique.config.presets import PRESETS
 from lecritique.config.resolve import Facts, differences, resolve, uses_critic
 from lecritique.config.schema import RunConfig
 from lecritique.core.errors import ConfigurationError
+from lecritique.critic.budget import UpdateBudget
 from lecritique.critic.replay import ReplayBuffer
 
 FACTS = Facts(device="cpu", context_length=128, reward_range=(0.0, 1.0))
@@ -204,6 +205,7 @@ def first_warm_step(steps: int, warmup: int, batch: int, config: RunConfig) -> i
         max_uses=section.max_uses,
     )
     updates, waiting, number = 0, 0, 0
+    budget = UpdateBudget(config.critic.updates_per_policy_step)
     for step in range(steps):
         if updates >= warmup:
             return step
@@ -211,7 +213,7 @@ def first_warm_step(steps: int, warmup: int, batch: int, config: RunConfig) -> i
         for _ in range(min(replay.wanted, waiting)):
             replay.add(number, number)
             number, waiting = number + 1, waiting - 1
-        for _ in range(config.critic.updates_per_policy_step):
+        for _ in range(budget.due()):
             if not replay.ready:
                 break
             replay.sample()
@@ -227,6 +229,8 @@ def first_warm_step(steps: int, warmup: int, batch: int, config: RunConfig) -> i
         (("critic.replay.refill_size=128",), 20),
         (("critic.warmup_updates=1",), 2),
         (("critic.warmup_updates=0",), 0),
+        (("critic.updates_per_policy_step=0.5",), 40),
+        (("critic.updates_per_policy_step=0.3", "critic.warmup_updates=3"), 10),
     ],
 )
 def test_a_run_that_ends_in_warm_up_is_refused_and_one_that_just_gets_through_is_not(overrides, first):
@@ -241,7 +245,7 @@ def test_a_run_that_ends_in_warm_up_is_refused_and_one_that_just_gets_through_is
 @given(
     steps=st.integers(1, 30),
     warmup=st.integers(1, 20),
-    updates=st.integers(1, 3),
+    updates=st.sampled_from([0.3, 0.5, 0.75, 1, 1.5, 2, 3]),
     uses=st.integers(1, 3),
     sizes=st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(0, 8), st.integers(0, 8)),
 )

@@ -376,3 +376,29 @@ def test_a_cold_critic_says_nothing_of_its_accuracy() -> None:
     assert one.adapting.gae_lambda == only.adapting.gae_lambda < 1.0
     assert one.state()["gae_lambda"]["seen"] == only.state()["gae_lambda"]["seen"]
     assert crediting(Value()).state()["gae_lambda"] is None
+
+
+STATEFUL = [Tether(), Tether(horizon=4096), Evpo(lagged=True), Value(gae_lambda=AdaptiveLambda(bias_weight=1.0))]
+
+
+@pytest.mark.parametrize("estimator", STATEFUL, ids=lambda e: f"{e.type} {getattr(e, 'horizon', '')}")
+@pytest.mark.parametrize("stop", [0, 1, 4])
+def test_credit_after_a_resume_is_that_of_the_uninterrupted_run(estimator, stop: int) -> None:
+    batches = [[random_group(10 * seed + k, row=10 * seed + k, size=3) for k in range(2)] for seed in range(7)]
+    straight, first, resumed = (crediting(estimator, batch_size=4) for _ in range(3))
+    expected = [advantages(straight.credit(batch, warm=True)) for batch in batches]
+    got = [advantages(first.credit(batch, warm=True)) for batch in batches[:stop]]
+    resumed.restore(json.loads(json.dumps(first.state(), allow_nan=False)))
+    got += [advantages(resumed.credit(batch, warm=True)) for batch in batches[stop:]]
+    assert got == expected and resumed.state() == straight.state()
+
+
+def test_the_state_of_another_estimator_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="this run has state of 'tether' and the checkpoint has none"):
+        crediting(Tether()).restore(crediting(Value()).state())
+    with pytest.raises(CheckpointError, match="the checkpoint has state of 'evpo' and this run has none"):
+        crediting(Value()).restore(crediting(Evpo()).state())
+    with pytest.raises(CheckpointError, match="buckets"):
+        crediting(Tether()).restore(crediting(Tether(horizon=4096)).state())
+    with pytest.raises(CheckpointError, match="batch_size = 4, this run has 5"):
+        crediting(Tether(), batch_size=5).restore(crediting(Tether()).state())

@@ -48,12 +48,25 @@ def context_of(task: Task) -> ContextInsertion:
     return ContextInsertion(position=0, token_ids=np.array([number % 7, 1 + number % 11]))
 
 
+class OfTheTask:
+    """A context builder that needs no siblings."""
+
+    needs_siblings = False
+
+    def __init__(self, made=context_of) -> None:
+        self.made = made
+
+    def __call__(self, task: Task, siblings=()) -> ContextInsertion | None:
+        assert siblings == ()
+        return self.made(task)
+
+
 def learner(
     estimator,
     *,
     warmup_updates: int = 0,
     ship: bool = False,
-    context=context_of,
+    context=None,
     batch: int = 8,
     value_loss=None,
     **policy_section,
@@ -73,7 +86,7 @@ def learner(
         policy=PolicyTrainer(policy, config, store, temperature=1.0, max_tokens=1000),
         crediting=Crediting(estimator, value_target_lambda=1.0, batch_size=batch, warmup_updates=warmup_updates),
         values=values,
-        context=context if values else (lambda task: None),
+        context=(context or OfTheTask()) if values else OfTheTask(lambda task: None),
         warmup_updates=warmup_updates,
         ship_while_cold=ship,
     )
@@ -136,7 +149,7 @@ def test_values_that_credit_a_batch_and_its_explained_variance_come_from_before_
     one, reference = learner(Value()), learner(Value())
     for step in range(3):
         groups = batch_of(step)
-        contexts = [context_of(g.task) for g in groups]
+        contexts = [[context_of(g.task)] * SIZE for g in groups]
         expected = scored_groups(reference.values, groups, contexts)
         outcome = score_then_train(one, groups)
         assert outcome.metrics["value_version"] == step and one.values.evaluator.version == step + 1
@@ -152,7 +165,7 @@ def test_values_that_credit_a_batch_and_its_explained_variance_come_from_before_
 
 
 def test_value_samples_carry_the_context_that_scored_them_and_frozen_targets() -> None:
-    one = learner(Value(), context=context_of)
+    one = learner(Value(), context=OfTheTask())
     admitted: list[ValueSample] = []
     scored_with = {}
     learn, score = one.values.learn, one.values.score
@@ -181,7 +194,7 @@ def test_trajectories_without_action_tokens_are_never_trained_on() -> None:
     one = learner(Value())
     groups = [group(0), group(1, silent=True)]
     outcome = score_then_train(one, groups)
-    samples = value_samples(outcome.credit, groups, [None, None])
+    samples = value_samples(outcome.credit, outcome.contexts)
     assert {sample.rollout_id.group.row for sample in samples} == {0}
     assert outcome.trained and len(one.values.replay) == SIZE
 
@@ -210,12 +223,12 @@ def test_the_published_version_equals_the_number_of_steps_also_after_an_empty_ba
 def test_groups_are_scored_by_one_version_in_their_order() -> None:
     one = learner(Value())
     groups = batch_of(0)
-    scored = scored_groups(one.values, groups, [None, context_of(groups[1].task)])
+    scored = scored_groups(one.values, groups, [[None] * SIZE, [context_of(groups[1].task)] * SIZE])
     assert [s.group_id for s in scored] == [g.group_id for g in groups]
     for of in scored:
         assert of.value_version == 0
         assert [p.rollout_id for p in of.predictions] == [t.rollout_id for t in of.trajectories]
-    assert [s.predictions for s in scored_groups(None, groups, [None, None])] == [None, None]
+    assert [s.predictions for s in scored_groups(None, groups, [[None] * SIZE] * 2)] == [None, None]
 
 
 def test_every_metric_is_in_the_catalog_and_finite_where_defined() -> None:

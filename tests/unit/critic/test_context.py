@@ -10,12 +10,12 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from lecritique.config.losses import Bce
-from lecritique.config.schema import NoContext, ReferenceContext
+from lecritique.config.schema import EnvContext, NoContext, ReferenceContext, RubricContext
 from lecritique.core.errors import DataError
 from lecritique.core.ids import GroupId, RolloutId
 from lecritique.core.task import Message, Reference, Task
 from lecritique.core.trajectory import Trajectory, ValueRequest
-from lecritique.critic.context import context_builder, context_text
+from lecritique.critic.context import ContextBuilder, context_text
 from lecritique.critic.evaluator import ValueEvaluator
 from lecritique.models.chat import ChatRenderer
 from lecritique.models.loading import load_tokenizer
@@ -41,6 +41,10 @@ def critic() -> ValueModel:
     )  # fmt: skip
     torch.manual_seed(0)
     return ValueModel.from_policy(Qwen3ForCausalLM(config).double().eval(), Bce(), seed=1)
+
+
+def context_builder(context, chat: ChatRenderer) -> ContextBuilder:
+    return ContextBuilder(context, chat, context_length=1000)
 
 
 def played(chat: ChatRenderer, *, turns: int = 2) -> Trajectory:
@@ -122,6 +126,25 @@ def test_a_task_without_what_is_asked_for_is_a_data_error_naming_task_and_key(ch
             with pytest.raises(DataError, match=rf"row-3 has no worked solution.*'{content}'"):
                 context_text(task, ReferenceContext(content=content))
         assert context_text(task, ReferenceContext()) == "Answer: 4."
+
+
+def test_rubric_and_env_are_told_in_the_tasks_own_words(chat) -> None:
+    task = dataclasses.replace(TASK, rubric="be exact", env="the sum is 4", metadata={})
+    for context, words in ((RubricContext(), "be exact"), (EnvContext(placement="user_suffix"), "the sum is 4")):
+        put = context_builder(context, chat)(task)
+        assert put.text == context_text(task, context) == words and words in "".join(chat.token_texts(put.token_ids))
+        with pytest.raises(DataError, match=rf"row-3 declares no '{context.type}' context"):
+            context_builder(context, chat)(TASK)
+
+
+@pytest.mark.parametrize("blank", ["", " \n", 4, b"four", "\ud800"])
+def test_fault_29_a_blank_or_non_text_context_is_no_task(blank) -> None:
+    """Before any rollout: a task that holds one cannot be made, and its row is named when the data set is built."""
+    for field in ("rubric", "env"):
+        with pytest.raises(ValueError, match=rf"row-3: {field} (must|holds)"):
+            dataclasses.replace(TASK, **{field: blank}, metadata={})
+    with pytest.raises(ValueError, match="reference answer"):
+        Reference(answer=blank)
 
 
 def test_the_context_depends_on_the_task_alone(chat) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lecritique.core.errors import CheckpointError
 from lecritique.critic.replay import ReplayBuffer
 
 
@@ -151,3 +153,34 @@ def test_any_sequence_of_operations_equals_the_literal_model(data: st.DataObject
         assert (counts.admitted, counts.evicted, counts.retired) == (admitted, model.evicted, model.retired)
     # What is left is what the model holds, in its order.
     assert list(buffer._entries) == [key for key, _ in model.held]
+
+
+@given(st.data())
+def test_resumed_anywhere_it_draws_what_the_uninterrupted_one_draws(data: st.DataObject) -> None:
+    settings = {"batch_size": 2, "refill_size": 3, "capacity": 6, "max_uses": data.draw(st.integers(1, 3))}
+    straight: ReplayBuffer[int] = ReplayBuffer(**settings, seed=5)
+    other: ReplayBuffer[int] = ReplayBuffer(**settings, seed=5)
+    operations = data.draw(st.lists(st.booleans(), min_size=4, max_size=40))
+    stop = data.draw(st.integers(0, len(operations)))
+    for number, add in enumerate(operations):
+        if number == stop:
+            saved = json.loads(json.dumps(other.state(list)))
+            other = ReplayBuffer(**settings, seed=99)
+            other.restore(saved, tuple, lambda entry: entry)
+        drawn = []
+        for buffer in (straight, other):
+            if add:
+                buffer.add(number, number)
+            elif buffer.ready:
+                drawn.append(buffer.sample())
+        assert drawn[:1] == drawn[1:]
+        assert straight.state(list) == other.state(list)
+
+
+def test_a_state_that_does_not_fit_is_refused() -> None:
+    saved = filled(6, batch_size=2, capacity=6).state(list)
+    small: ReplayBuffer[int] = ReplayBuffer(batch_size=2, capacity=4)
+    with pytest.raises(CheckpointError, match=r"holds 6 rollouts .* room for 4"):
+        small.restore(saved, tuple, lambda entry: entry)
+    with pytest.raises(CheckpointError, match="6 rollouts with 5 counts"):
+        filled(0, batch_size=2, capacity=6).restore(saved | {"uses": [0] * 5}, tuple, lambda entry: entry)

@@ -6,10 +6,12 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from small_models import rollout_id, small_policy, trajectory
 
 from lecritique.config.estimators import OptimizerConfig
 from lecritique.config.losses import Bce
+from lecritique.core.errors import CheckpointError
 from lecritique.core.trajectory import ValueSample
 from lecritique.critic.evaluator import ValueEvaluator
 from lecritique.critic.replay import ReplayBuffer
@@ -20,7 +22,7 @@ from lecritique.models.weights import MemoryWeightStore
 
 
 def system(
-    *, updates: int = 1, batch: int = 2, capacity: int = 4, refill: int | None = None, uses: int = 2
+    *, updates: float = 1, batch: int = 2, capacity: int = 4, refill: int | None = None, uses: int = 2
 ) -> ValueSystem:
     store = MemoryWeightStore()
     models = [ValueModel.from_policy(small_policy(), Bce(), seed=3) for _ in range(2)]
@@ -126,3 +128,42 @@ def test_without_updates_replay_fills_and_no_version_follows() -> None:
         metrics = one.learn(scored(one, range(2 * step, 2 * step + 2)))
     assert (metrics["value_updates"], one.evaluator.version) == (0, 0)
     assert metrics["replay_size"] == 4 and math.isnan(metrics["value_loss"])
+
+
+def test_half_an_update_a_step_is_one_every_second_step() -> None:
+    one = system(updates=0.5, capacity=2, uses=1)
+    seen = [one.learn(scored(one, range(2 * step, 2 * step + 2)))["value_updates"] for step in range(6)]
+    assert seen == [0, 1, 1, 2, 2, 3]
+
+
+@pytest.mark.parametrize("updates", [0.5, 1, 2])
+@pytest.mark.parametrize("stop", [0, 1, 3])
+def test_resumed_after_any_step_it_equals_the_uninterrupted_one_to_the_bit(updates: float, stop: int) -> None:
+    """More rollouts come than are trained on: the queue, what was dropped and the rhythm of updates matter."""
+
+    def step(one: ValueSystem, number: int) -> dict[str, float]:
+        return one.learn(scored(one, range(3 * number, 3 * number + 3)))
+
+    settings = {"updates": updates, "batch": 2, "capacity": 3, "uses": 2}
+    straight, first, resumed = (system(**settings) for _ in range(3))
+    for number in range(stop):
+        step(straight, number), step(first, number)
+    resumed.restore(first.state())
+    assert resumed.evaluator.version == resumed.trainer.updates == first.trainer.updates
+    for number in range(stop, 7):
+        expected, got = step(straight, number), step(resumed, number)
+        assert str(got) == str(expected)  # NaN included
+        assert resumed.evaluator.version == straight.evaluator.version
+    for a, b in zip(straight.trainer.model.parameters(), resumed.trainer.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    own = [trajectory([0, 1, 1], member=99)]
+    assert straight.score(own, [None])[0].values.tolist() == resumed.score(own, [None])[0].values.tolist()
+    assert straight.trainer.updates > 1 and straight._dropped == resumed._dropped
+    assert updates == 2 or resumed._dropped > 0
+
+
+def test_the_state_of_another_critic_is_refused() -> None:
+    state = system().state()
+    del state["trainer"]["weights"]["head.bias"]
+    with pytest.raises(CheckpointError, match=r"saved weights of the critic have nothing for 'head\.bias'"):
+        system().restore(state)

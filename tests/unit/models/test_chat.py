@@ -118,7 +118,7 @@ def test_a_turn_ended_by_end_of_sequence_is_closed_as_the_template_does(chat):
     assert read(chat, chat.extend(turn, [user("r")])[len(turn) :]).startswith("<|im_end|>\n<|im_start|>user\nr")
 
 
-def test_templates_that_strip_reasoning_still_append():
+def test_fault_51_templates_that_strip_reasoning_still_append():
     chat = ChatRenderer(byte_tokenizer(CHATML_STRIPS_REASONING, bos=None))
     turn = [*chat.render_prompt([user("q")]), *chat.encode_text("deep</think>answer"), 258]
     longer = chat.extend(turn, [user("r")])

@@ -6,6 +6,8 @@ import pytest
 import torch
 from small_models import small_policy
 
+from lecritique.core.errors import CheckpointError
+from lecritique.models.restoring import restore_weights
 from lecritique.models.weights import MemoryWeightStore
 
 
@@ -56,3 +58,30 @@ def test_tied_weights_survive_publishing_and_stay_tied() -> None:
     assert reader.lm_head.weight is reader.get_input_embeddings().weight
     ids = torch.tensor([[1, 2, 3]])
     assert torch.equal(reader(input_ids=ids).logits, source(input_ids=ids).logits)
+
+
+def test_a_role_goes_on_from_a_version_and_no_number_means_two_weights() -> None:
+    store = MemoryWeightStore()
+    before = store.put("policy", {"w": torch.zeros(1)})
+    store.go_on_from("policy", 7)
+    with pytest.raises(KeyError):
+        store.open(before)
+    assert [store.put("policy", {"w": torch.ones(1)}).version for _ in range(2)] == [7, 8]
+    assert store.put("critic", {"w": torch.ones(1)}).version == 0
+    with pytest.raises(ValueError, match="version -1"):
+        store.go_on_from("critic", -1)
+
+
+def test_saved_weights_are_put_back_and_those_of_another_model_refused() -> None:
+    one, other = small_policy(1), small_policy(2)
+    restore_weights(other, one.state_dict(), role="policy")
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
+    for state in (
+        small_policy(3, dtype=torch.float32).state_dict(),
+        small_policy(3, layers=1).state_dict(),
+        {name: tensor[..., :-1] for name, tensor in small_policy(3).state_dict().items()},
+    ):
+        with pytest.raises(CheckpointError, match=r"saved weights of the policy have .* this run has"):
+            restore_weights(other, state, role="policy")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in other.state_dict().items())

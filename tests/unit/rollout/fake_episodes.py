@@ -121,6 +121,9 @@ class FakeEngine:
 
     def cancel(self, request_id: str) -> None: ...
 
+    def oldest_version(self, request_id: str) -> int | None:
+        return None
+
     def adopt(self, manifest: object) -> None: ...
 
     def close(self) -> None: ...

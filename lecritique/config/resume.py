@@ -1,0 +1,76 @@
+"""What a resumed run may change: how long it goes on, what it saves, and where it runs. Never the method.
+
+Everything else would make one run out of two methods; such a change is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from lecritique.config.explain import configuration_error
+from lecritique.config.load import parse_override, with_override, with_section_defaults
+from lecritique.config.resolve import differences
+from lecritique.config.schema import RunConfig
+from lecritique.core.errors import ConfigurationError
+
+# Nothing that is trained depends on these.
+MAY_CHANGE = (
+    "run.steps",
+    "run.checkpoint_every",
+    "run.keep_checkpoints",
+    "run.save_rollouts_every",
+    "run.saved_rollouts",
+    "run.sinks",
+    "rollout.max_failed_fraction",
+)
+# The method stays the same and sums are taken in another order: the last bits of the resumed run change.
+# 'runtime.dtype' is not here: weights and moments were saved in one precision.
+MAY_CHANGE_BITS = (
+    "runtime.device",
+    "runtime.micro_batch_tokens",
+    "runtime.decode_rows",
+    "runtime.decode_chunk_tokens",
+)
+
+Changes = dict[str, tuple[Any, Any]]
+
+
+def with_changes(own: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """A run's own configuration with overrides, not yet resolved nor checked against `MAY_CHANGE`.
+
+    Raises:
+        ConfigurationError: an unknown key or an unfit value.
+    """
+    tree: dict[str, Any] = own.model_dump(mode="json")
+    for text in overrides:
+        keys, value = parse_override(text)
+        tree = with_override(tree, keys, value)
+    try:
+        return RunConfig.model_validate(with_section_defaults(tree, RunConfig))
+    except ValidationError as error:
+        raise configuration_error(error, RunConfig) from error
+
+
+def allowed_changes(own: RunConfig, wanted: RunConfig) -> Changes:
+    """Keys on which two resolved configurations differ, with the run's own value and the new one.
+
+    Raises:
+        ConfigurationError: a key that a resumed run may not change.
+    """
+    changes = differences(own, wanted)
+    allowed = (*MAY_CHANGE, *MAY_CHANGE_BITS)
+    for key, (before, after) in changes.items():
+        if not any(key == name or key.startswith(f"{name}.") for name in allowed):
+            raise ConfigurationError(
+                f"'{key}' was {before!r} and cannot become {after!r} when a run is resumed: it would be another run. "
+                f"What may change: {', '.join(allowed)}."
+            )
+    return changes
+
+
+def changes_bits(changes: Mapping[str, Any]) -> bool:
+    """Whether the resumed run differs in its last bits from one that was never interrupted."""
+    return any(key in MAY_CHANGE_BITS for key in changes)

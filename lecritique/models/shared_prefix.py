@@ -1,0 +1,182 @@
+"""Siblings begin with the same prompt and context: such a prefix is read once, and the rest of the rows behind it.
+
+Only for scoring without gradient. A row's answer is that of reading it whole, up to rounding: a token sees the same
+keys, whether they were made in its own row or in the shared one.
+
+Shape letters: G groups of rows, B rows, P padded prefix length, q padded length of what follows it, H hidden width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lecritique.models.packing import padded
+
+# benchmarks/shared_prefix.py: below either of them the second forward pass costs what the first one saves.
+LEAST_TOKENS = 32
+LEAST_SAVED = 1 / 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedPrefix:
+    """Rows, named by their index in the caller's list, whose first `length` ids are the same."""
+
+    indices: tuple[int, ...]
+    length: int
+
+
+def shared_prefixes(rows: Sequence[NDArray[np.int64]], first_wanted: Sequence[int]) -> list[SharedPrefix]:
+    """Groups of rows that are worth reading with one prefix; what is in none of them is best read whole.
+
+    Depends on the rows alone. A prefix ends before the state from which the first wanted token of any of its rows is
+    chosen, so that every wanted state is behind it.
+
+    Args:
+        rows: token ids, each as far as it must be read.
+        first_wanted: index of each row's first wanted token, at least 1 where the row is to be grouped.
+    """
+    order = sorted(range(len(rows)), key=lambda index: (rows[index].astype(">i8").tobytes(), index))
+    shared = [_usable(one, other, rows, first_wanted) for one, other in pairwise(order)]
+    groups: list[SharedPrefix] = []
+    for place, index in enumerate(order):
+        length = shared[place - 1] if groups else 0
+        # A much longer prefix on either side is of one task; the shorter one is a system message of all of them.
+        rival = max([*shared[place : place + 1], groups[-1].length if groups and len(groups[-1].indices) > 1 else 0])
+        if length >= LEAST_TOKENS and 4 * length >= 3 * rival:
+            last = groups[-1]
+            length = min(length, last.length) if len(last.indices) > 1 else length
+            groups[-1] = SharedPrefix(indices=(*last.indices, index), length=length)
+        else:
+            groups.append(SharedPrefix(indices=(index,), length=0))
+    return [group for group in groups if _pays(group, rows)]
+
+
+def _usable(one: int, other: int, rows: Sequence[NDArray[np.int64]], first_wanted: Sequence[int]) -> int:
+    """Tokens that two rows could share."""
+    return max(0, min(_common(rows[one], rows[other]), first_wanted[one] - 1, first_wanted[other] - 1))
+
+
+def _common(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
+    """How many ids the two begin with alike."""
+    length = min(len(one), len(other))
+    differs = np.flatnonzero(one[:length] != other[:length])
+    return int(differs[0]) if len(differs) else length
+
+
+def _pays(group: SharedPrefix, rows: Sequence[NDArray[np.int64]]) -> bool:
+    saved = (len(group.indices) - 1) * group.length
+    return saved > 0 and saved >= LEAST_SAVED * sum(len(rows[index]) for index in group.indices)
+
+
+def prefix_batches(
+    groups: Sequence[SharedPrefix], lengths: Sequence[int], *, max_tokens: int
+) -> list[list[SharedPrefix]]:
+    """Groups that are read together: what follows the prefix is of similar length, keys of at most `max_tokens`.
+
+    A group that is larger alone is split by rows. Depends on lengths alone.
+    """
+    pieces = [piece for group in groups for piece in _split(group, lengths, max_tokens)]
+    batches: list[list[SharedPrefix]] = []
+    for piece in sorted(pieces, key=lambda piece: (piece.length - _longest(piece, lengths), piece.indices)):
+        if batches and _size([*batches[-1], piece], lengths) <= max_tokens:
+            batches[-1].append(piece)
+        else:
+            batches.append([piece])
+    return batches
+
+
+def _split(group: SharedPrefix, lengths: Sequence[int], max_tokens: int) -> list[SharedPrefix]:
+    at_once = max(1, max_tokens // _longest(group, lengths))
+    return [
+        SharedPrefix(indices=group.indices[start : start + at_once], length=group.length)
+        for start in range(0, len(group.indices), at_once)
+    ]
+
+
+def _longest(group: SharedPrefix, lengths: Sequence[int]) -> int:
+    return max(lengths[index] for index in group.indices)
+
+
+def _size(batch: Sequence[SharedPrefix], lengths: Sequence[int]) -> int:
+    """Keys that exist at once: rows times (longest prefix + longest rest)."""
+    rest = max(_longest(group, lengths) - group.length for group in batch)
+    return sum(len(group.indices) for group in batch) * (max(group.length for group in batch) + rest)
+
+
+@torch.no_grad()
+def states_behind_prefixes(
+    decoder: Any, batch: Sequence[SharedPrefix], rows: Sequence[NDArray[np.int64]], *, device: torch.device
+) -> torch.Tensor:
+    """Final hidden states [B, q, H] of what follows the prefixes, rows in the order of `batch` and its indices."""
+    prefixes = _Prefixes()
+    lengths = torch.tensor([group.length for group in batch], device=device)
+    prefix_ids = [rows[group.indices[0]][: group.length] for group in batch]
+    ids_GP = padded(prefix_ids, fill=0, dtype=torch.long, device=device)
+    index_P = torch.arange(ids_GP.shape[1], device=device)
+    decoder(
+        input_ids=ids_GP,
+        position_ids=torch.minimum(index_P, lengths[:, None] - 1),
+        past_key_values=prefixes,
+        attention_mask=(index_P[None, :] <= index_P[:, None])[None, None].expand(len(batch), 1, -1, -1),
+        use_cache=True,
+    )
+    rest = [rows[index][group.length :] for group in batch for index in group.indices]
+    owner_B = torch.tensor([g for g, group in enumerate(batch) for _ in group.indices], device=device)
+    last_B = torch.tensor([len(ids) - 1 for ids in rest], device=device)
+    ids_Bq = padded(rest, fill=0, dtype=torch.long, device=device)
+    index_q = torch.arange(ids_Bq.shape[1], device=device)
+    before_BP = index_P < lengths[owner_B][:, None]
+    causal_qq = index_q[None, :] <= index_q[:, None]
+    prefixes.follow(owner_B)
+    return decoder(  # type: ignore[no-any-return]
+        input_ids=ids_Bq,
+        # Padding takes the place of the row's last id: learned positions end at the context length.
+        position_ids=lengths[owner_B][:, None] + torch.minimum(index_q, last_B[:, None]),
+        past_key_values=prefixes,
+        attention_mask=torch.cat(
+            [
+                before_BP[:, None, None, :].expand(-1, 1, len(index_q), -1),
+                causal_qq[None, None].expand(len(rest), 1, -1, -1),
+            ],
+            dim=-1,
+        ),
+        use_cache=True,
+    ).last_hidden_state
+
+
+class _Prefixes:
+    """What transformers calls a cache: keeps the prefixes' keys, then hands them to the rows that follow them."""
+
+    is_compileable = False
+
+    def __init__(self) -> None:
+        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._owner_B: torch.Tensor | None = None
+
+    def follow(self, owner_B: torch.Tensor) -> None:
+        """From now on row b stands behind prefix owner_B[b]."""
+        self._owner_B = owner_B
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [G, heads, P, width] are kept; those [B, heads, q, width] come back behind their prefix."""
+        if self._owner_B is None:
+            self._layers[layer_idx] = keys, values
+            return keys, values
+        before_keys, before_values = self._layers.pop(layer_idx)
+        return (
+            torch.cat([before_keys[self._owner_B], keys], dim=2),
+            torch.cat([before_values[self._owner_B], values], dim=2),
+        )
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens before this pass, as transformers asks for; positions are given explicitly, so 0 serves."""
+        return 0

@@ -1,0 +1,201 @@
+"""Runs a configured loop from its first step to its last: record, checkpoint, interrupt, final weights, status."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lecritique.config.schema import RunConfig
+from lecritique.core.errors import DivergenceError, Interrupted, LecritiqueError
+from lecritique.core.ids import RolloutId
+from lecritique.core.rollout import Rollout
+from lecritique.core.trajectory import ContextInsertion, CreditedTrajectory
+from lecritique.runs.directory import RunDirectory
+from lecritique.runs.rollouts import save_rollouts
+from lecritique.runs.sinks import Sink, open_sinks
+from lecritique.runs.weights import save_weights
+from lecritique.runtime.asynchronous import Orchestrator, Step
+from lecritique.runtime.build import Parts
+from lecritique.runtime.interrupts import Interrupts
+from lecritique.runtime.local_runtime import LocalRuntime
+from lecritique.runtime.run_state import run_state
+from lecritique.runtime.saving import Saver, Warn, warn_on_stderr
+from lecritique.runtime.synchronous import train_step
+
+OnStep = Callable[[int, dict[str, float]], None]
+
+
+def train(
+    parts: Parts,
+    directory: RunDirectory,
+    *,
+    first: int = 0,
+    on_step: OnStep = lambda step, metrics: None,
+    warn: Warn = warn_on_stderr,
+) -> None:
+    """Run all steps and save the weights; the status on disk says how it ended.
+
+    Args:
+        parts: the roles, restored when the run is resumed.
+        directory: where everything is written.
+        first: steps that are done already.
+        on_step: told of every step.
+        warn: told what went wrong without ending the run.
+
+    Raises:
+        LecritiqueError: what ended the run early. Whatever ends it is recorded and passed on.
+    """
+    steps = parts.config.run.steps
+    directory.set_status("running", step=first, steps=steps)
+    if not directory.resumes:
+        directory.append_event("started", data=parts.data.counts.record(), critic_from=parts.config.critic.init)
+    parts.ledger.write_with(directory.append_outcome)
+    parts.store.watch(directory.append_version)
+    recorder = Recorder(parts, directory, first=first, on_step=on_step, warn=warn)
+    try:
+        with Interrupts() as interrupts:
+            recorder.open(interrupts)
+            if parts.config.runtime.loop == "synchronous":
+                _synchronous(parts, recorder, first=first)
+            else:
+                _asynchronous(parts, recorder, directory, first=first)
+            _save_weights(parts, directory)
+    except BaseException as error:
+        state, message = ending(error)
+        directory.set_status(state, step=recorder.done, steps=steps, message=message)
+        directory.append_event(state, step=recorder.done, message=message)
+        raise
+    finally:
+        recorder.close()
+        parts.engine.close()
+    directory.append_event("finished")
+    directory.set_status("finished", step=steps, steps=steps)
+
+
+def _synchronous(parts: Parts, recorder: Recorder, *, first: int) -> None:
+    for index in range(first, parts.config.run.steps):
+        done = train_step(parts, index)
+        recorder.save_rollouts(index, done.rollouts, done.outcome.credit.members, done.outcome.contexts)
+        recorder.record(index, done.metrics)
+        recorder.checkpoint(lambda save: save(run_state(parts)))
+
+
+def _asynchronous(parts: Parts, recorder: Recorder, directory: RunDirectory, *, first: int) -> None:
+    runtime = LocalRuntime(parts)
+
+    def on_step(step: Step) -> None:
+        recorder.save_rollouts(step.index, step.rollouts, step.prepared.credit.members, step.contexts)
+        for span in runtime.timeline.spans():
+            directory.append_span(step.index, span.role, span.kind, span.start_seconds, span.end_seconds)
+        recorder.record(step.index, step.metrics)
+        # The critic must not move while its state is written.
+        recorder.checkpoint(lambda save: runtime.while_critic_rests(lambda: save(run_state(parts))))
+
+    orchestrator = Orchestrator(runtime, parts.ledger, on_step=on_step)
+    orchestrator.run(first_step=first)
+
+
+class Recorder:
+    """Writes what a loop has done, one step after the other.
+
+    Args:
+        parts: the roles.
+        directory: where everything is written.
+        first: steps that are done already.
+        on_step: told of every step.
+        warn: told what went wrong without ending the run.
+    """
+
+    def __init__(self, parts: Parts, directory: RunDirectory, *, first: int, on_step: OnStep, warn: Warn) -> None:
+        self._parts = parts
+        self._config = parts.config
+        self._directory = directory
+        self._first = first
+        self._on_step = on_step
+        self._warn = warn
+        self._sinks: list[Sink] = []
+        self.done = first
+
+    def open(self, interrupts: Interrupts) -> None:
+        """Begin: sinks, and where checkpoints go."""
+        self._interrupts = interrupts
+        self._saver = Saver(self._directory, self._config, saved=self._first or None, warn=self._warn)
+        self._sinks = open_sinks(self._config.run.sinks, self._directory.path, first_step=self._first)
+
+    def record(self, index: int, metrics: dict[str, float]) -> None:
+        """A step is done."""
+        self._directory.append_metrics(index, metrics)
+        for sink in self._sinks:
+            sink.write(index, metrics)
+        self.done = index + 1
+        self._directory.set_status("running", step=self.done, steps=self._config.run.steps)
+        self._metrics = metrics
+
+    def checkpoint(self, hold: Callable[[Callable[[dict[str, Any]], bool]], object]) -> None:
+        """Save a checkpoint if one is due.
+
+        Args:
+            hold: is given what saves a state, and calls it while nothing in the state moves.
+
+        Raises:
+            Interrupted: the run was asked to stop, and has been saved.
+        """
+        steps, requested = self._config.run.steps, self._interrupts.requested
+        if self._saver.due(self.done) or self.done == steps or requested:
+            hold(lambda state: self._saver.save(self.done, state))
+        if requested and self.done < steps:
+            raise Interrupted(self._saver.stopped(self.done, steps))
+        self._on_step(self.done - 1, self._metrics)
+
+    def save_rollouts(
+        self,
+        index: int,
+        rollouts: Sequence[tuple[Rollout, ...]],
+        credited: Sequence[CreditedTrajectory],
+        contexts: Mapping[RolloutId, ContextInsertion | None],
+    ) -> None:
+        """Write some of a step's rollouts, at the steps that save them."""
+        run = self._config.run
+        if not saves_rollouts(self._config, index):
+            return
+        whole_groups = -(-run.saved_rollouts // self._config.rollout.group_size)
+        save_rollouts(
+            self._directory.path / "rollouts",
+            step=index,
+            rollouts=[member for group in rollouts[:whole_groups] for member in group],
+            credited=credited,
+            contexts=contexts,
+            renderer=self._parts.renderer,
+        )
+
+    def close(self) -> None:
+        """Flush the sinks."""
+        for sink in self._sinks:
+            sink.close()
+
+
+def ending(error: BaseException) -> tuple[str, str]:
+    """State and message of a run that `error` ended."""
+    if isinstance(error, Interrupted):
+        return "interrupted", str(error)
+    if isinstance(error, KeyboardInterrupt | SystemExit):  # a closed pipe is a SystemExit
+        return "interrupted", "interrupted"
+    if isinstance(error, DivergenceError):
+        return "diverged", str(error)
+    return "failed", str(error) if isinstance(error, LecritiqueError) else f"{type(error).__name__}: {error}"
+
+
+def saves_rollouts(config: RunConfig, index: int) -> bool:
+    """Whether the rollouts of a step are saved: the first, the last, and every so many in between."""
+    every = config.run.save_rollouts_every
+    return bool(every) and ((index + 1) % every == 0 or index == 0 or index + 1 == config.run.steps)
+
+
+def _save_weights(parts: Parts, directory: RunDirectory) -> None:
+    values = parts.learner.values
+    save_weights(
+        directory.path / "weights",
+        policy=parts.learner.policy.model,
+        tokenizer=parts.tokenizer,
+        critic=values.trainer.model if values else None,
+    )

@@ -1,0 +1,41 @@
+"""A critic that starts from another run's: `critic.init`. Its optimizer starts afresh."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lecritique.core.errors import CheckpointError
+from lecritique.models.restoring import restore_weights
+from lecritique.models.value_model import ValueModel, load_value_weights
+from lecritique.runs.checkpoints import FOLDER, Checkpoints, load_checkpoint
+
+
+def load_critic(model: ValueModel, source: Path) -> None:
+    """Load the weights of a saved critic into `model`.
+
+    Args:
+        model: left as it was when an error is raised.
+        source: a run directory (its final critic, else that of its newest checkpoint), or a folder with a value model.
+
+    Raises:
+        CheckpointError: there is no critic, or one of another architecture or value loss.
+    """
+    if not source.is_dir():
+        raise CheckpointError(f"'critic.init' = '{source}' is not a directory; expected a run or a saved value model.")
+    for folder in (source, source / "critic", source / "weights" / "critic"):
+        if (folder / "value_model.safetensors").is_file():
+            load_value_weights(model, folder)
+            return
+    path = Checkpoints(source / FOLDER).latest()
+    if path is None:
+        raise CheckpointError(f"'critic.init' = '{source}' holds neither a value model nor a run with a critic.")
+    tree = load_checkpoint(path)
+    values = tree["learner"]["values"]
+    if values is None:
+        raise CheckpointError(f"'critic.init' = '{source}' is a run without a critic.")
+    saved = tree["config"]["critic"]["loss"]
+    if saved != model.loss.model_dump(mode="json"):
+        raise CheckpointError(
+            f"the critic in '{path}' was trained with the loss {saved}, expected {model.loss.model_dump(mode='json')}."
+        )
+    restore_weights(model, values["trainer"]["weights"], role="critic")

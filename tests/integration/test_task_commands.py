@@ -1,0 +1,81 @@
+"""`lecritique tasks freeze` and `validate`: from a shell's point of view."""
+
+import tomllib
+
+import pytest
+
+from tests.integration.command_line import call
+
+pytest.importorskip("reasoning_gym")
+
+
+def test_frozen_items_are_used_by_a_task(capfd, monkeypatch, tmp_path):
+    path = tmp_path / "gcd.jsonl"
+    arguments = ("tasks", "freeze", "reasoning_gym", "dataset=gcd", "rows=4", "--out", str(path))
+    answer = call(capfd, monkeypatch, *arguments)
+    assert answer.code == 0 and "4 items of reasoning_gym written" in answer.out
+    first = path.read_bytes()
+    shown = call(capfd, monkeypatch, "tasks", "show", "reasoning_gym", f"file={path}", "--row", "3")
+    assert shown.code == 0 and "row 3 of 4" in shown.out
+    again = call(capfd, monkeypatch, *arguments)
+    assert again.code == 2 and "exists" in again.err + again.out
+    path.unlink()
+    assert call(capfd, monkeypatch, *arguments).code == 0
+    assert path.read_bytes() == first
+    other = tmp_path / "other.jsonl"
+    assert call(capfd, monkeypatch, *arguments[:-1], str(other), "--seed", "1").code == 0
+    assert other.read_bytes() != first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("freeze", "sudoku", "--out", "x.jsonl"), "no items to freeze"),
+        (("freeze", "reasoning_gym", "dataset=rush_hour", "--out", "x.jsonl"), "no reference answer"),
+        (("freeze", "codeo", "--out", "x.jsonl"), "did you mean 'codeio'"),
+        (("validate",), "expected the NAME of one task, or --all"),
+        (("validate", "sudoku", "--all"), "expected the NAME of one task, or --all"),
+    ],
+)
+def test_calls_that_cannot_be_answered(capfd, monkeypatch, tmp_path, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    answer = call(capfd, monkeypatch, "tasks", *arguments)
+    assert answer.code == 2
+    assert words in " ".join((answer.err + answer.out).split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_validate_all_prints_every_outcome_and_its_exit_code(capfd, monkeypatch):
+    from lecritique.tasks import validate_all as module
+    from lecritique.tasks.validate_all import Job
+
+    sound = Job(label="fine", task="reasoning_gym", options={"dataset": "gcd", "rows": 3}, part=True)
+    listed = Job(label="listed", task="math", options={}, not_validated="it needs a file")
+    broken = Job(label="bad", task="reasoning_gym", options={"dataset": "no_such"}, part=True)
+    monkeypatch.setattr(module, "all_jobs", lambda: [sound, listed])
+    answer = call(capfd, monkeypatch, "tasks", "validate", "--all", "--items", "3", "--junk-items", "1")
+    assert answer.code == 0
+    assert "fine: ok; 3 rows" in answer.out and "listed: not validated: it needs a file" in answer.out
+    assert "1 ok, 0 broken, 1 not validated" in answer.out
+    monkeypatch.setattr(module, "all_jobs", lambda: [sound, broken])
+    answer = call(capfd, monkeypatch, "tasks", "validate", "--all", "--items", "3", "--junk-items", "1")
+    assert answer.code == 2 and "unknown data set 'no_such'" in answer.out
+    assert "1 ok, 1 broken, 0 not validated" in answer.out
+
+
+def test_the_mixture_is_a_recipe_that_composes(capfd, monkeypatch):
+    answer = call(capfd, monkeypatch, "train", "reasoning-gym", "--dry-run", "task.rows=30")
+    assert answer.code in (0, 2), answer.err
+    if answer.code == 2:  # its model is on a hub that is not reached here; everything before it was read
+        assert "Qwen3-4B" in answer.err + answer.out
+
+
+def test_recipes_of_tasks_name_options_that_exist():
+    from pathlib import Path
+
+    import lecritique
+    from lecritique.tasks.registry import resolve_options
+
+    for path in (Path(lecritique.__file__).parent / "recipes").glob("*.toml"):
+        task = tomllib.loads(path.read_text(encoding="utf-8"))["task"]
+        assert resolve_options(task.pop("type"), task) is not None

@@ -1,0 +1,175 @@
+"""Rows that begin alike are read behind one prefix: fewer tokens, the same numbers, a choice made from rows alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from small_models import VOCABULARY, literal_logprobs, small_policy
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from lecritique.config.losses import Bce
+from lecritique.models.scoring import TokenRow, logprobs, values
+from lecritique.models.shared_prefix import SharedPrefix, prefix_batches, shared_prefixes
+from lecritique.models.value_model import ValueModel
+
+
+def row(prompt: np.ndarray, response: np.ndarray) -> TokenRow:
+    return TokenRow(
+        token_ids=np.concatenate([prompt, response]), mask=np.arange(len(prompt) + len(response)) >= len(prompt)
+    )
+
+
+def random_ids(rng: np.random.Generator, length: int) -> np.ndarray:
+    return rng.integers(0, VOCABULARY, length)
+
+
+def mixture(seed: int = 0) -> list[TokenRow]:
+    """Two groups of siblings, rows alone, a row with nothing wanted, one that begins with a group's prompt alone."""
+    rng = np.random.default_rng(seed)
+    prompts = [random_ids(rng, 60), random_ids(rng, 44)]
+    rows = [row(prompts[k % 2], random_ids(rng, int(rng.integers(1, 30)))) for k in range(9)]
+    rows += [row(random_ids(rng, 20), random_ids(rng, 12)) for _ in range(3)]
+    rows.append(TokenRow(token_ids=prompts[0], mask=np.zeros(60, dtype=bool)))
+    # Siblings whose responses begin alike: the common ids go on behind the first wanted token.
+    begun = random_ids(rng, 10)
+    rows += [row(prompts[1], np.concatenate([begun, random_ids(rng, 5)])) for _ in range(3)]
+    # Several turns: wanted tokens with a gap.
+    gapped = row(prompts[0], random_ids(rng, 20))
+    gapped.mask[70:74] = False
+    rows.append(gapped)
+    order = rng.permutation(len(rows))
+    return [rows[index] for index in order]
+
+
+class Counted(torch.nn.Module):
+    """Counts the tokens that a decoder is given, padding included."""
+
+    def __init__(self, inner) -> None:
+        super().__init__()
+        self.inner, self.config, self.tokens = inner, inner.config, 0
+
+    def forward(self, **inputs):
+        self.tokens += inputs["input_ids"].numel()
+        return self.inner(**inputs)
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+@pytest.mark.parametrize("max_tokens", [1, 90, 300, 100_000])
+def test_numbers_are_those_of_reading_every_row_whole(dtype, atol: float, max_tokens: int) -> None:
+    policy = small_policy(dtype=dtype)
+    critic = ValueModel.from_policy(policy, Bce(), seed=3)
+    rows = mixture()
+    plain = values(critic, rows, max_tokens=max_tokens, share_prefixes=False)
+    plain_logprobs = logprobs(policy, rows, temperature=0.7, max_tokens=max_tokens, share_prefixes=False)
+    found = values(critic, rows, max_tokens=max_tokens)
+    found_logprobs = logprobs(policy, rows, temperature=0.7, max_tokens=max_tokens)
+    for index, each in enumerate(rows):
+        assert len(found[index]) == len(found_logprobs[index]) == each.mask.sum()
+        np.testing.assert_allclose(found[index], plain[index], rtol=0, atol=atol)
+        np.testing.assert_allclose(found_logprobs[index], plain_logprobs[index], rtol=0, atol=10 * atol)
+    again = values(critic, rows, max_tokens=max_tokens)
+    assert all(one.tolist() == other.tolist() for one, other in zip(found, again, strict=True))
+
+
+def test_logprobs_behind_a_prefix_equal_a_literal_softmax() -> None:
+    policy, rows = small_policy(), mixture()
+    for each, found in zip(rows, logprobs(policy, rows, temperature=1.0, max_tokens=1000), strict=True):
+        np.testing.assert_allclose(found, literal_logprobs(policy, each.token_ids)[each.mask], rtol=0, atol=1e-12)
+
+
+def test_learned_positions_reach_the_end_of_the_context() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = GPT2Config(
+            vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2, n_positions=80, initializer_range=0.35,
+            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        )  # fmt: skip
+        policy = GPT2LMHeadModel(config).double().eval()
+    rng = np.random.default_rng(0)
+    prompt = random_ids(rng, 60)
+    rows = [row(prompt, random_ids(rng, length)) for length in (20, 3, 20, 11)]
+    found = logprobs(policy, rows, temperature=1.0, max_tokens=1000)
+    for each, one in zip(rows, found, strict=True):
+        np.testing.assert_allclose(one, literal_logprobs(policy, each.token_ids)[each.mask], rtol=0, atol=1e-12)
+
+
+def test_a_prompt_of_eight_siblings_is_read_once() -> None:
+    critic = ValueModel.from_policy(small_policy(), Bce(), seed=3)
+    critic.backbone = counted = Counted(critic.backbone)
+    rng = np.random.default_rng(1)
+    prompts = [random_ids(rng, 64) for _ in range(2)]
+    rows = [row(prompts[k // 8], random_ids(rng, 16)) for k in range(16)]
+    values(critic, rows, max_tokens=10_000)
+    # The prefix leaves out the prompt's last token: the first value is read there.
+    assert counted.tokens == 2 * 63 + 16 * 17
+    counted.tokens = 0
+    values(critic, rows, max_tokens=10_000, share_prefixes=False)
+    assert counted.tokens == 16 * 80
+
+
+def test_rows_without_a_shared_prefix_are_read_as_without_the_feature() -> None:
+    critic = ValueModel.from_policy(small_policy(dtype=torch.float32), Bce(), seed=3)
+    rng = np.random.default_rng(2)
+    rows = [row(random_ids(rng, 40), random_ids(rng, 10)) for _ in range(6)]
+    on, off = (values(critic, rows, max_tokens=200, share_prefixes=share) for share in (True, False))
+    assert [one.tolist() for one in on] == [other.tolist() for other in off]
+
+
+def groups_of(*rows: TokenRow) -> set[tuple[frozenset[int], int]]:
+    ids = [each.token_ids[: each.read_tokens] for each in rows]
+    return {
+        (frozenset(group.indices), group.length) for group in shared_prefixes(ids, [each.first_wanted for each in rows])
+    }
+
+
+def test_what_is_grouped() -> None:
+    rng = np.random.default_rng(3)
+    one, other, system = random_ids(rng, 60), random_ids(rng, 60), random_ids(rng, 40)
+    answer = lambda length=10: random_ids(rng, length)  # noqa: E731
+    assert groups_of() == set()
+    assert groups_of(row(one, answer())) == set()
+    assert groups_of(row(one, answer()), row(other, answer()), row(one, answer())) == {(frozenset({0, 2}), 59)}
+    # Below 32 tokens, and below a third of what is read.
+    assert groups_of(*(row(one[:32], answer(3)) for _ in range(4))) == set()
+    assert groups_of(*(row(one[:33], answer(3)) for _ in range(4))) == {(frozenset(range(4)), 32)}
+    assert groups_of(*(row(one, answer(70)) for _ in range(2))) == set()
+    assert groups_of(*(row(one, answer(25)) for _ in range(2))) == {(frozenset({0, 1}), 59)}
+    # A system message of all tasks does not pull a task's siblings apart, whichever comes first in the order of ids.
+    tasks = [np.concatenate([system, random_ids(rng, 60)]) for _ in range(3)]
+    rows = [row(tasks[task], answer(5)) for task in (0, 1, 1, 1, 2, 2)]
+    assert groups_of(*rows) == {(frozenset({1, 2, 3}), 99), (frozenset({4, 5}), 99)}
+    # But where it is most of every prompt, all are one group; how much the first rows share by chance is not known.
+    short = [np.concatenate([one, random_ids(rng, 6)]) for _ in range(4)]
+    ((members, length),) = groups_of(*(row(prompt, answer(4)) for prompt in short))
+    assert members == frozenset(range(4)) and 60 <= length <= 62
+
+
+def test_the_same_prompt_up_to_the_end_of_a_row_is_no_fault() -> None:
+    rng = np.random.default_rng(4)
+    prompt = random_ids(rng, 50)
+    same = row(prompt, random_ids(rng, 4))
+    assert groups_of(same, same, same) == {(frozenset({0, 1, 2}), 49)}
+    critic = ValueModel.from_policy(small_policy(), Bce(), seed=3)
+    found = values(critic, [same, same, same], max_tokens=1000)
+    plain = values(critic, [same], max_tokens=1000)[0]
+    for each in found:
+        np.testing.assert_allclose(each, plain, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 60, 130, 500, 10_000])
+def test_passes_hold_every_row_once_and_keep_to_the_limit(max_tokens: int) -> None:
+    lengths = [50, 55, 60, 41, 45, 48, 90, 95, 100, 44]
+    groups = [
+        SharedPrefix(indices=(0, 1, 2), length=40),
+        SharedPrefix(indices=(3, 4, 5, 9), length=38),
+        SharedPrefix(indices=(6, 7, 8), length=80),
+    ]
+    batches = prefix_batches(groups, lengths, max_tokens=max_tokens)
+    seen = [index for batch in batches for group in batch for index in group.indices]
+    assert sorted(seen) == list(range(10))
+    for batch in batches:
+        count = sum(len(group.indices) for group in batch)
+        width = max(g.length for g in batch) + max(lengths[i] - g.length for g in batch for i in g.indices)
+        assert count == 1 or count * width <= max_tokens
+    assert len(batches) == 1 or max_tokens < 10_000
