@@ -33,6 +33,10 @@ MAY_CHANGE_BITS = (
     "runtime.micro_batch_tokens",
     "runtime.decode_rows",
     "runtime.decode_chunk_tokens",
+    "runtime.placement",
+    "runtime.evaluator_wait_seconds",
+    "runtime.evaluator_queue_tokens",
+    "rollout.in_flight",
 )
 
 Changes = dict[str, tuple[Any, Any]]

@@ -47,6 +47,8 @@ class Collected:
 
 def train_step(parts: Parts, step: int) -> SynchronousStep:
     """One rollout batch from request to new weights."""
+    if parts.config.runtime.loop != "synchronous":
+        raise ValueError("these roles were built for 'runtime.loop' = 'asynchronous', whose evaluator is a thread")
     started = time.perf_counter()
     collected = collect_batch(parts)
     rollouts = collected.batch

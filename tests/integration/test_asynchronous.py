@@ -50,7 +50,7 @@ def without_clocks(row: dict[str, object], names: set[str]) -> dict[str, object]
     ],
     ids=["mean", "value", "pvf", "tether", "evpo", "siblings", "one-rollout", "warm-up"],
 )
-def test_staleness_0_equals_the_synchronous_loop_bit_for_bit(arm: str, more: tuple[str, ...], tmp_path: Path) -> None:
+def test_fault_38_staleness_0_equals_the_synchronous_loop_bit_for_bit(arm: str, more: tuple[str, ...], tmp_path: Path) -> None:
     require_equal_runs(arm, more, tmp_path)
 
 
@@ -103,7 +103,7 @@ def straggling(request: object) -> float:
 
 
 @pytest.mark.parametrize("on_stale", ["cancel", "withhold"])
-def test_nothing_older_than_the_bound_is_trained(on_stale: str) -> None:
+def test_fault_36_nothing_older_than_the_bound_is_trained(on_stale: str) -> None:
     parts = simulated(
         asynchronous_parts(
             "run.steps=12", "rollout.max_staleness=1", "rollout.in_flight=40", f"rollout.on_stale='{on_stale}'"
@@ -128,7 +128,7 @@ def test_nothing_older_than_the_bound_is_trained(on_stale: str) -> None:
         assert shown_to_critic > in_batches
 
 
-def test_the_value_trainer_paused_holds_nobody_and_its_queue_is_bounded() -> None:
+def test_fault_40_the_value_trainer_paused_holds_nobody_and_its_queue_is_bounded() -> None:
     parts = simulated(asynchronous_parts("run.steps=10", "critic.replay.capacity=16"), lambda request: 0.0)
     values = parts.learner.values
     assert values is not None
@@ -183,7 +183,7 @@ def test_scored_then_admitted_then_trained_for_every_trajectory() -> None:
         assert len(events) <= 2 + values.replay.max_uses
 
 
-def test_a_group_is_credited_from_one_version_while_versions_change() -> None:
+def test_fault_27_a_group_is_credited_from_one_version_while_versions_change() -> None:
     parts = asynchronous_parts("run.steps=10", "critic.updates_per_policy_step=4", "critic.replay.max_uses=8")
     driven = drive(parts)
     seen = set()
@@ -195,7 +195,7 @@ def test_a_group_is_credited_from_one_version_while_versions_change() -> None:
     assert len(seen) > 1
 
 
-def test_batches_scored_by_a_cold_critic_are_withheld_and_said_so() -> None:
+def test_fault_15_batches_scored_by_a_cold_critic_are_withheld_and_said_so() -> None:
     parts = asynchronous_parts("run.steps=30", "critic.warmup_updates=3", "critic.warmup='discard'")
     driven = drive(parts)
     assert {o["outcome"] for o in driven.outcomes} == {"warmup", "trained"}

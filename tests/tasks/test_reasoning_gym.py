@@ -8,7 +8,8 @@ import pytest
 
 from lecritique.core.errors import ConfigurationError, DataError, VerifierFailure
 from lecritique.tasks.junk import JUNK
-from lecritique.tasks.reasoning_gym import REFUSED, mixture_order
+from lecritique.tasks.reasoning_gym.items import mixture_order
+from lecritique.tasks.reasoning_gym.sets import FREEZE_FIRST, REFUSED
 from lecritique.tasks.registry import load_environment, resolve_options
 from lecritique.tasks.validate import validate_environment
 
@@ -44,6 +45,11 @@ def load(options, seed=0):
     return load_environment("reasoning_gym", options, seed=seed)
 
 
+def library_scorer(environment):
+    [scorer] = environment._scorers.values()
+    return scorer._scorer
+
+
 def first_question(environment, row=0):
     return environment.task(row).messages[0].content
 
@@ -53,7 +59,7 @@ def chain_sum():
     return load({"dataset": "chain_sum", "rows": 20})
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
+@pytest.mark.parametrize("name", sorted(REFUSED | FREEZE_FIRST))
 def test_unsafe_and_unreproducible_data_sets_are_refused_with_the_reason(name):
     with pytest.raises(ConfigurationError, match=f"{name}.*refused"):
         load({"dataset": name})
@@ -168,13 +174,13 @@ def test_rewards_are_binary_unless_scores_are_asked_for(chain_sum):
 
 @pytest.mark.parametrize("blank", ["", " \n", "\t"])
 def test_blank_text_is_wrong_without_asking_the_scorer(chain_sum, blank, monkeypatch):
-    monkeypatch.setattr(chain_sum._scorers["chain_sum"], "score_answer", lambda answer, entry: 1.0)
+    monkeypatch.setattr(library_scorer(chain_sum), "score_answer", lambda answer, entry: 1.0)
     assert chain_sum.start(chain_sum.task(0)).reply(blank).reward == 0.0
 
 
 def test_the_scorer_reads_the_text_without_the_blanks_around_it(chain_sum, monkeypatch):
     read = []
-    scorer = chain_sum._scorers["chain_sum"]
+    scorer = library_scorer(chain_sum)
     monkeypatch.setattr(scorer, "score_answer", lambda answer, entry: read.append(answer) or 0.0)
     chain_sum.start(chain_sum.task(0)).reply(" a b\n")
     assert read == ["a b"]
@@ -184,7 +190,7 @@ def test_a_scorer_that_raises_or_returns_no_number_gives_no_reward(chain_sum, mo
     def broken(answer, entry):
         raise KeyError("in the scorer")
 
-    scorer = chain_sum._scorers["chain_sum"]
+    scorer = library_scorer(chain_sum)
     monkeypatch.setattr(scorer, "score_answer", broken)
     with pytest.raises(VerifierFailure, match="KeyError"):
         chain_sum.start(chain_sum.task(0)).reply("1")

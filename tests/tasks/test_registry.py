@@ -96,7 +96,7 @@ def test_resolved_options_hold_no_none_and_resolve_to_themselves():
 @pytest.mark.parametrize(
     ("type_name", "options", "words"),
     [
-        ("sodoku", {}, "'sodoku'.*reasoning_gym, sudoku or module:Class.*did you mean 'sudoku'"),
+        ("sodoku", {}, "'sodoku'.*reasoning_gym, sudoku, verifiers or module:Class.*did you mean 'sudoku'"),
         ("reasoning-gym", {}, "did you mean 'reasoning_gym'"),
         ("sudoku", {"siez": 4}, "task.siez.*did you mean 'size'"),
         ("sudoku", {"size": "4"}, "task.size.*got '4'"),

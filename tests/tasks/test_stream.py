@@ -25,6 +25,15 @@ def test_identities_do_not_repeat_and_a_resumed_stream_continues(rows, seed, don
     assert whole[done:] == DataStream(rows, seed).groups(done, more)
 
 
+@given(st.sets(st.integers(0, 10**6), min_size=1, max_size=30), seeds, st.integers(0, 3))
+def test_chosen_rows_are_each_met_once_in_an_epoch_in_the_order_of_their_places(chosen, seed, epoch):
+    given_rows = sorted(chosen)
+    groups = DataStream(given_rows, seed).groups(epoch * len(chosen), len(chosen))
+    assert sorted(group.row for group in groups) == given_rows and {group.attempt for group in groups} == {epoch}
+    places = DataStream(len(chosen), seed).groups(epoch * len(chosen), len(chosen))
+    assert [group.row for group in groups] == [given_rows[place.row] for place in places]
+
+
 def test_epochs_and_seeds_differ_in_order_and_unshuffled_is_the_order_of_rows():
     stream = DataStream(40, 1)
     first, second = ([g.row for g in stream.groups(start, 40)] for start in (0, 40))
@@ -45,5 +54,9 @@ def test_first_rows_are_spread_evenly_over_seeds():
 def test_an_empty_stream_and_a_negative_position_are_refused():
     with pytest.raises(ValueError, match="0 rows"):
         DataStream(0, 1)
+    with pytest.raises(ValueError, match="0 rows"):
+        DataStream([], 1)
+    with pytest.raises(ValueError, match="a row twice"):
+        DataStream([3, 4, 3], 1)
     with pytest.raises(ValueError, match="-1"):
         DataStream(3, 1).group(-1)

@@ -4,15 +4,22 @@ import itertools
 
 import pytest
 
+from lecritique.config.load import compose, load_recipe
+from lecritique.core.errors import ConfigurationError
 from lecritique.core.task import Reply, Task
 from lecritique.tasks.junk import JUNK
 from lecritique.tasks.registry import load_environment
+from lecritique.tasks.sudoku.environment import read_digit
 
 FORMS = [
     {"form": form, "style": style, "size": size, "rows": 5}
     for form in ("single_turn", "multi_turn")
     for style in ("terse", "verbose")
     for size in (4, 9)
+]
+
+LAST_NUMBER = [
+    {"form": "multi_turn", "style": "verbose", "answer_from": "last_number", "size": size, "rows": 5} for size in (4, 9)
 ]
 
 
@@ -33,7 +40,7 @@ def multi():
     return load_environment("sudoku", {"form": "multi_turn", "rows": 1})
 
 
-@pytest.mark.parametrize("options", FORMS)
+@pytest.mark.parametrize("options", [*FORMS, *LAST_NUMBER])
 def test_gold_earns_1_and_anything_after_a_wrong_step_earns_0(options):
     environment = load_environment("sudoku", options)
     for row in range(5):
@@ -53,6 +60,15 @@ def test_gold_earns_1_and_anything_after_a_wrong_step_earns_0(options):
 def test_junk_earns_0_at_once(options, kind):
     environment = load_environment("sudoku", options)
     assert environment.start(environment.task(0)).reply(JUNK[kind]) == Reply(reward=0.0)
+
+
+@pytest.mark.parametrize("options", LAST_NUMBER)
+def test_junk_earns_0_in_the_end_where_it_may_end_with_a_digit(options):
+    environment = load_environment("sudoku", options)
+    for kind, text in JUNK.items():
+        episode = environment.start(environment.task(0))
+        replies = list(itertools.takewhile(lambda r: not r.done, (episode.reply(text) for _ in range(2))))
+        assert len(replies) < 2, kind  # the digit that was legal once stands in the row, column or box now
 
 
 def test_single_turn_terse_wants_exactly_the_grid():
@@ -165,3 +181,71 @@ def test_rows_outside_the_environment_are_refused(multi):
     for row in (-1, 1):
         with pytest.raises(IndexError, match=str(row)):
             multi.task(row)
+
+
+def test_reasoning_stands_before_the_answer_in_every_turn():
+    for answer_from, written in (("tags", "<answer>{}</answer>"), ("last_number", "so it is {}.")):
+        options = {"form": "multi_turn", "style": "verbose", "answer_from": answer_from, "rows": 1}
+        environment = load_environment("sudoku", options)
+        task = environment.task(0)
+        assert "you may reason before that" in task.messages[0].content
+        solution = iter(d for d, p in zip(task.metadata["solution"], task.metadata["puzzle"], strict=True) if p == ".")
+        episode, reply = environment.start(task), None
+        while reply is None or not reply.done:
+            thought = f"r1c2 holds 4, as row 3 (12%) shows; <answer>9</answer> breaks 1 rule. {'hm ' * 5000}"
+            reply = episode.reply(thought + written.format(next(solution)))
+        assert reply == Reply(reward=1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "digit"),
+    [
+        ("3", 3),
+        ("The answer is 3.", 3),
+        ("r1c2 = 3", 3),
+        ("2, no: **3**", 3),
+        ("3 as r1c2 and x4 are taken", 3),
+        ("(3)", 3),
+        ("3\n", 3),
+        ("3 or 12", None),
+        ("3 of 1.5", None),
+        ("3 then 0", None),
+        ("3 then 5", None),
+        ("-", None),
+        ("r1c3", None),
+        ("\uff13", None),
+        ("\u0663", None),
+        ("3" + " " * 500, None),
+        ("", None),
+    ],
+)
+def test_the_last_number_of_a_turn(text, digit):
+    options = load_environment(
+        "sudoku", {"form": "multi_turn", "style": "verbose", "answer_from": "last_number", "rows": 1}
+    ).options
+    assert read_digit(text, options) == digit
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"answer_from": "tags"}, 'answer_from = "tags" does not go with style = "terse"'),
+        ({"answer_from": "turn", "style": "verbose"}, 'answer_from = "turn" does not go with style = "verbose"'),
+        ({"answer_from": "last_number", "style": "verbose"}, 'needs form = "multi_turn"'),
+    ],
+)
+def test_answers_are_read_where_they_can_be(options, words):
+    with pytest.raises(ConfigurationError, match=words):
+        load_environment("sudoku", options)
+
+
+def test_the_recipe_for_hard_puzzles_has_the_paper_s_shape():
+    config = compose(load_recipe("sudoku-hard"))
+    assert (config.rollout.batch_size, config.rollout.group_size) == (64, 4)
+    assert (config.sampling.max_total_tokens, config.sampling.max_turn_tokens) == (32768, 8192)
+    assert config.critic.context.type == "reference"
+    environment = load_environment(config.task.type, {**config.task.options, "rows": 1})
+    task = environment.task(0)
+    assert len(environment) == 1 and config.task.options["rows"] == 5000
+    assert task.metadata["difficulty"] >= 1
+    assert task.reference.answer.replace(" ", "").replace("\n", "") == task.metadata["solution"]

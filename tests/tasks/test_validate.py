@@ -55,7 +55,7 @@ def test_a_good_environment_passes_and_says_what_was_played():
     assert report.lines() == [f"stub: ok; 4 rows, gold answers of 3, {len(JUNK)} kinds of junk on 2"]
 
 
-def test_a_blank_gold_answer_is_refused_with_its_row_number():
+def test_fault_50_a_blank_gold_answer_is_refused_with_its_row_number():
     class Blank(Stub):
         answers = ("alpha", "beta", " ", "delta")
 

@@ -3,21 +3,25 @@
 Terse, single turn. User: `1..4..2.4...2..1` (row-major, `.` empty). Policy: the solved grid, `1324...`.
 Terse, multi turn.  User: `a1b.c.d4...p1 b`, that is every cell as name and symbol, a space, the asked cell.
                     Policy: one digit, `3`. User: the next asked cell, `c`. And so on in row-major order.
-Verbose: the same game in sentences, cells named `r1c2`, answers inside <answer> tags.
+Verbose: the same game in sentences, cells named `r1c2`, answers inside <answer> tags or at the end of a turn; the
+                    policy may reason before it answers, in every turn.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from lecritique.core.task import Message, Reference, Reply, Task
+from lecritique.tasks.answer_tags import CLOSE, OPEN, inside_tags
 from lecritique.tasks.protocol import Episode, SingleTurn
 from lecritique.tasks.sudoku.generator import Puzzle, PuzzleSource
 from lecritique.tasks.sudoku.grids import Grid, geometry, grid_lines, grid_pairs, grid_text, parsed_grid
 from lecritique.tasks.sudoku.options import SudokuOptions
 from lecritique.tasks.sudoku.solver import Board
 
-_OPEN, _CLOSE = "<answer>", "</answer>"
+# A last number that stands further from the end than this many characters is no answer.
+_TAIL = 400
 
 
 class SudokuEnvironment:
@@ -31,7 +35,12 @@ class SudokuEnvironment:
         self.options = options.resolved(0)
         fewest, most = self.options.empty_range
         self._source = PuzzleSource(
-            size=self.options.size, min_empty=fewest, max_empty=most, seed=self.options.seed or 0
+            size=self.options.size,
+            min_empty=fewest,
+            max_empty=most,
+            seed=self.options.seed or 0,
+            min_difficulty=self.options.min_difficulty,
+            max_difficulty=self.options.max_difficulty,
         )
 
     def __len__(self) -> int:
@@ -46,6 +55,7 @@ class SudokuEnvironment:
             task_id=f"sudoku:{grid_text(puzzle.grid)}",
             messages=(Message(role="user", content=self._question(puzzle)),),
             reference=Reference(answer=self._reference(puzzle)),
+            env=f"The solved grid:{' ' if self.options.style == 'terse' else chr(10)}{self._reference(puzzle)}",
             metadata={
                 "puzzle": grid_text(puzzle.grid),
                 "solution": grid_text(puzzle.solution),
@@ -65,7 +75,7 @@ class SudokuEnvironment:
         """The solved grid, or the digit of the cell that the last message asks for."""
         solution = task.metadata["solution"]
         if self.options.form == "single_turn":
-            return solution if self.options.style == "terse" else f"{_OPEN}\n{solution}\n{_CLOSE}"
+            return solution if self.options.style == "terse" else f"{OPEN}\n{solution}\n{CLOSE}"
         names = cell_names(self.options)
         return written_digit(solution[names.index(messages[-1].content.split()[-1])], self.options)
 
@@ -76,7 +86,7 @@ class SudokuEnvironment:
         first = cell_names(self.options)[puzzle.grid.index(0)]
         if terse:
             return f"{grid_pairs(puzzle.grid, size)} {first}"
-        return f"{_verbose_rules(puzzle.grid, size)}{_VERBOSE_TURNS}\n{asked(first, self.options)}"
+        return f"{_verbose_rules(puzzle.grid, size)}{_verbose_turns(self.options)}\n{asked(first, self.options)}"
 
     def _reference(self, puzzle: Puzzle) -> str:
         if self.options.style == "verbose":
@@ -147,22 +157,22 @@ def asked(name: str, options: SudokuOptions) -> str:
 
 def written_digit(digit: str, options: SudokuOptions) -> str:
     """A digit as a policy should answer it."""
-    return digit if options.style == "terse" else f"{_OPEN}{digit}{_CLOSE}"
+    return f"{OPEN}{digit}{CLOSE}" if options.answer_from == "tags" else digit
 
 
 def read_digit(text: str, options: SudokuOptions) -> int | None:
     """The digit that a policy answered; None when it is not exactly one ASCII digit of this grid size."""
-    inner = text if options.style == "terse" else inside_tags(text)
+    readers = {"tags": inside_tags, "last_number": last_number}
+    inner = readers[options.answer_from](text) if options.answer_from in readers else text
     inner = inner.strip()
     # Membership in a fixed string, not isdigit(): other scripts have digits too.
     return int(inner) if len(inner) == 1 and inner in "123456789"[: options.size] else None
 
 
-def inside_tags(text: str) -> str:
-    """What stands inside the last complete pair of answer tags; empty without one."""
-    end = text.rfind(_CLOSE)
-    start = text.rfind(_OPEN, 0, end) if end >= 0 else -1
-    return text[start + len(_OPEN) : end] if start >= 0 else ""
+def last_number(text: str) -> str:
+    """The last number that stands on its own, so neither in `r1c2` nor in `1.5`; empty without one."""
+    numbers = re.findall(r"(?<![\w.])\d+(?:\.\d+)*(?![\w])", text[-_TAIL:])
+    return numbers[-1] if numbers else ""
 
 
 def _verbose_rules(grid: Grid, size: int) -> str:
@@ -175,12 +185,14 @@ def _verbose_rules(grid: Grid, size: int) -> str:
 
 def _verbose_single(grid: Grid, size: int) -> str:
     return (
-        f"{_verbose_rules(grid, size)}Solve it. Write the completed grid inside {_OPEN} and {_CLOSE}, "
-        f"one row of {size} digits a line."
+        f"{_verbose_rules(grid, size)}Solve it; you may reason before you answer. Write the completed grid inside "
+        f"{OPEN} and {CLOSE}, one row of {size} digits a line."
     )
 
 
-_VERBOSE_TURNS = (
-    "I will ask for one empty cell at a time, named by row and column: r1c2 is row 1, column 2. "
-    f"Answer with its digit inside {_OPEN} and {_CLOSE}. An answer cannot be changed later.\n"
-)
+def _verbose_turns(options: SudokuOptions) -> str:
+    place = f"inside {OPEN} and {CLOSE}" if options.answer_from == "tags" else "as the last number of your turn"
+    return (
+        "I will ask for one empty cell at a time, named by row and column: r1c2 is row 1, column 2. "
+        f"Answer with its digit {place}; you may reason before that. An answer cannot be changed later.\n"
+    )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from random import Random
 
 from lecritique.core.errors import ConfigurationError
 from lecritique.core.seeds import derive_seed
+from lecritique.tasks.sudoku.difficulty import wrong_guesses
 from lecritique.tasks.sudoku.grids import Grid, grid_text
 from lecritique.tasks.sudoku.solver import Board, digits_of, fill, replaceable
 
@@ -18,9 +20,9 @@ _MAX_DRAWS = 2000
 class Puzzle:
     """A puzzle, its only solution, and its difficulty.
 
-    Difficulty: how many placed digits a solver that tries digits in ascending order has to take back. On 4x4 it
-    fills cells in row-major order, as an episode does (the cell with fewest candidates first solves nearly all
-    of them without a step back); on 9x9 it fills the cell with the fewest candidates first.
+    Difficulty, on 4x4: how many placed digits a solver that fills cells in row-major order, as an episode does, and
+    tries digits in ascending order has to take back (the cell with fewest candidates first solves nearly all of
+    them without a step back). On 9x9: `difficulty.wrong_guesses`.
     """
 
     grid: Grid
@@ -41,9 +43,19 @@ class PuzzleSource:
     are not to be expected.
     """
 
-    def __init__(self, *, size: int, min_empty: int, max_empty: int, seed: int) -> None:
+    def __init__(
+        self,
+        *,
+        size: int,
+        min_empty: int,
+        max_empty: int,
+        seed: int,
+        min_difficulty: int = 0,
+        max_difficulty: int | None = None,
+    ) -> None:
         self._size = size
         self._empty_range = (min_empty, max_empty)
+        self._difficulty_range = (min_difficulty, math.inf if max_difficulty is None else max_difficulty)
         self._seed = seed
         self._made: dict[int, Puzzle] = {}
         self._taken: set[Grid] = set()
@@ -64,14 +76,20 @@ class PuzzleSource:
         for draw in range(_MAX_DRAWS):
             seed = derive_seed(self._seed, "tasks.sudoku", row=row, attempt=draw)
             puzzle = drawn_puzzle(self._size, most_empty=most, fewest_empty=fewest, seed=seed)
-            if puzzle.empty >= fewest and puzzle.grid not in self._taken:
+            if puzzle.empty >= fewest and self._is_wanted(puzzle):
                 if self._size == 4:
                     self._taken.add(puzzle.grid)
                 return puzzle
+        easiest, hardest = self._difficulty_range
         raise ConfigurationError(
             f"task.rows: no new puzzle for row {row} in {_MAX_DRAWS} draws, expected fewer rows or a wider range than "
-            f"task.min_empty = {fewest} to task.max_empty = {most}"
+            f"task.min_empty = {fewest} to task.max_empty = {most}, task.min_difficulty = {easiest} to "
+            f"task.max_difficulty = {'any' if hardest == math.inf else hardest}"
         )
+
+    def _is_wanted(self, puzzle: Puzzle) -> bool:
+        easiest, hardest = self._difficulty_range
+        return easiest <= puzzle.difficulty <= hardest and puzzle.grid not in self._taken
 
 
 def drawn_puzzle(size: int, *, fewest_empty: int, most_empty: int, seed: int) -> Puzzle:
@@ -94,9 +112,10 @@ def drawn_puzzle(size: int, *, fewest_empty: int, most_empty: int, seed: int) ->
         else:
             removed += 1
     grid = tuple(board.values)
-    solved, difficulty = fill(board, choose=Board.first if size == 4 else Board.tightest)
+    solved, taken_back = fill(board, choose=Board.first if size == 4 else Board.tightest)
     if not solved or tuple(board.values) != solution:
         raise AssertionError(f"puzzle {grid_text(grid)} of seed {seed} lost its unique solution")
+    difficulty = taken_back if size == 4 else wrong_guesses(grid, size)
     return Puzzle(grid=grid, solution=solution, difficulty=difficulty)
 
 

@@ -30,11 +30,23 @@ class SudokuOptions(TaskOptions):
     max_empty: int | None = Field(default=None, ge=1)
     """Most empty cells of a puzzle. Default: 10 of 16, 50 of 81."""
 
+    min_difficulty: int = Field(default=0, ge=0)
+    """Easiest puzzle. On 9x9, guesses that a solver which fills all singles first has to take back: 0 needs singles
+    only. On 4x4, digits that filling cells row by row has to take back."""
+
+    max_difficulty: int | None = Field(default=None, ge=0)
+    """Hardest puzzle, in the same measure. Default: no limit."""
+
     form: Literal["single_turn", "multi_turn"] = "single_turn"
     """`single_turn`: the whole grid in one answer. `multi_turn`: one empty cell a turn, in row-major order."""
 
     style: Literal["terse", "verbose"] = "terse"
     """`terse`: symbols only, for tiny models. `verbose`: instructions and <answer> tags, for chat models."""
+
+    answer_from: Literal["turn", "tags", "last_number"] | None = None
+    """Where an answer is read: `turn`, the whole turn; `tags`, the last complete pair of <answer> tags;
+    `last_number`, the last number of a turn of `multi_turn` (names of cells are no numbers). After `tags` and
+    `last_number` the policy may reason first. Default: `turn` when terse, `tags` when verbose."""
 
     on_invalid: Literal["end", "retry"] = "end"
     """A malformed or rule-breaking digit of `multi_turn` ends the episode with reward 0, or is asked again."""
@@ -51,6 +63,7 @@ class SudokuOptions(TaskOptions):
             "min_empty": fewest,
             "max_empty": most,
             "max_retries": retries,
+            "answer_from": self.answer_from or ("turn" if self.style == "terse" else "tags"),
         }
         return super().resolved(seed).model_copy(update=update)
 
@@ -74,6 +87,12 @@ class SudokuOptions(TaskOptions):
                 f"got {most} empty cells, expected at most {_MOST_EMPTY[self.size]} for size = {self.size}: "
                 "with fewer clues a unique solution is rare or impossible"
             )
+        if self.max_difficulty is not None and self.min_difficulty > self.max_difficulty:
+            raise ValueError(
+                f"min_difficulty = {self.min_difficulty} is above max_difficulty = {self.max_difficulty}, expected "
+                "min_difficulty <= max_difficulty"
+            )
+        self._require_readable()
         if self.on_invalid == "retry" and self.form == "single_turn":
             raise ValueError('on_invalid = "retry" needs form = "multi_turn": a single turn cannot be asked again')
         if self.max_retries is not None and (self.max_retries > 0) != (self.on_invalid == "retry"):
@@ -82,3 +101,13 @@ class SudokuOptions(TaskOptions):
                 'least 1 with "retry" and 0 with "end"'
             )
         return self
+
+    def _require_readable(self) -> None:
+        """Raise ValueError where `answer_from` does not go with the form or the style."""
+        if self.answer_from is not None and (self.answer_from == "turn") != (self.style == "terse"):
+            raise ValueError(
+                f'answer_from = "{self.answer_from}" does not go with style = "{self.style}", expected "turn" with '
+                '"terse", and "tags" or "last_number" with "verbose"'
+            )
+        if self.answer_from == "last_number" and self.form == "single_turn":
+            raise ValueError('answer_from = "last_number" needs form = "multi_turn": a grid is more than one number')

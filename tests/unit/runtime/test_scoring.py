@@ -78,7 +78,7 @@ def versions(scene: Scene) -> list[int]:
     return [prediction.value_version for prediction in group.predictions]  # type: ignore[attr-defined]
 
 
-def test_the_version_changes_between_siblings_2_and_3_and_only_the_older_two_are_scored_again() -> None:
+def test_fault_27_the_version_changes_between_siblings_2_and_3_and_only_the_older_two_are_scored_again() -> None:
     scene, group = Scene(), members(4)
     for member in group[:2]:
         scene.early(member)

@@ -1,0 +1,1 @@
+"""Knights and Knaves: who tells the truth and who lies."""

@@ -1,0 +1,1 @@
+"""Proofs in Lean 4, with the compiler as the verifier."""

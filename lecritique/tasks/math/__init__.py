@@ -1,0 +1,1 @@
+"""Mathematics problems with a checkable final answer."""

@@ -1,0 +1,1 @@
+"""Reasoning Gym's data sets as an environment."""

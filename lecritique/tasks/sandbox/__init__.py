@@ -1,0 +1,1 @@
+"""Isolated execution of code that nobody has read."""
