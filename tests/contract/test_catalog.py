@@ -16,8 +16,10 @@ OPTIONS = {
     "clipped": ("value", ("policy.loss.type=ppo", "policy.minibatch_size=4", "critic.loss.type=clipped_mse")),
     "siblings": ("value", ("critic.context.type=siblings",)),
 }
+# Of dynamic sampling only.
+RESAMPLING = {"groups_resampled", "groups_without_variance"}
 # Written by every run, whatever the arm.
-EVERYWHERE = {name for name, spec in CATALOG.items() if spec.role in ("rollout", "run")}
+EVERYWHERE = {name for name, spec in CATALOG.items() if spec.role in ("rollout", "run")} - RESAMPLING
 
 
 @pytest.fixture(scope="module")

@@ -31,6 +31,10 @@ RUNS = (
     ("tether", ("critic.loss.type=hl_gauss", "policy.loss.type=ppo", "policy.minibatch_size=4")),
     ("value", ("critic.loss.type=clipped_mse", "estimator.gae_lambda={bias_weight=1.0}")),
     ("evpo", ("critic.warmup=discard",)),
+    ("vaspo", ("policy.teacher.content=answer",)),
+    ("rlsd", ()),
+    ("opsd", ()),
+    ("dapo", ()),
     ("value", ("runtime.loop=asynchronous",)),
 )
 # The example of an own task has every context, and prompts of different lengths.

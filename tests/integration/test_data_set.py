@@ -9,6 +9,8 @@ import pytest
 
 from lecritique.config.load import Recipe, compose
 from lecritique.core.errors import DataError
+from lecritique.core.task import Message, Reference, Task
+from lecritique.critic.templates import teacher_message
 from lecritique.runtime.base_reward import base_reward
 from lecritique.runtime.build import build, load_base
 from lecritique.tasks.splits import split_rows
@@ -99,7 +101,7 @@ def test_fault_49_a_row_that_leaves_the_critic_no_room_is_left_out_for_every_arm
     limit = 4096
     room = limit - FRAME - 10 - 8 - 1
     rows = f"task.solutions=[{room},{room + 1},5]"
-    with_lengths = ("task.lengths=[10,10,10]", rows)
+    with_lengths = ("task.lengths=[10,10,10]", rows, "data.teachers=[]")
     privileged = base(*with_lengths, SOLUTION, arm="pvf")
     assert privileged.language.context_length == limit
     assert privileged.data.rows == (0, 2) and privileged.data.counts.dropped_long_context == 1
@@ -109,6 +111,22 @@ def test_fault_49_a_row_that_leaves_the_critic_no_room_is_left_out_for_every_arm
         other = base(*with_lengths, contexts, arm=arm)
         assert other.data.rows == privileged.data.rows and other.data.counts == privileged.data.counts
     assert base(*with_lengths, arm="mean").data.rows == (0, 1, 2)
+
+
+def test_fault_30_a_row_that_leaves_the_teacher_no_room_is_left_out_for_every_arm_and_counted() -> None:
+    """The teacher's whole prompt and one turn are exactly as long as the model reads, or one token longer."""
+    task, told = Task(task_id="t", messages=(Message(role="user", content="0" * 10),)), "solution"
+    frame = len(teacher_message(task.messages[0].content, Reference(answer="1", solution="s"), told)) - 1 + FRAME
+    room = 4096 - frame - 8
+    rows = ("task.lengths=[10,10,10]", f"task.solutions=[{room},{room + 1},5]", "data.contexts=[]")
+    own = base(*rows, "policy.teacher.content=solution", arm="opsd")
+    assert own.data.rows == (0, 2) and own.data.counts.dropped_long_context == 1
+    shared = base(*rows, "data.teachers=['solution']")
+    assert shared.data.rows == own.data.rows and shared.data.counts == own.data.counts
+    assert base(*rows, "data.teachers=[]").data.rows == (0, 1, 2)
+    with pytest.raises(DataError, match="echo-1 has no worked solution, which 'policy.teacher.content' = 'both' needs"):
+        parts = build(base("task.solutions=[3,0,3]", "policy.teacher.content=both", "data.teachers=[]", arm="opsd"))
+        parts.learner.teacher_prompts(parts.environment.task(1))
 
 
 def test_fault_30_the_context_is_not_held_to_the_policys_prompt_limit() -> None:

@@ -47,6 +47,21 @@ ARMS = {
     "several epochs of few rows": ("tether", ("task.rows=3", "policy.minibatch_size=4", "policy.loss.type=ppo")),
     "float32": ("tether", ("runtime.dtype=float32",)),
     "siblings": ("value", ("critic.context.type=siblings",)),
+    "ppo": ("ppo", ("policy.minibatch_size=4", "policy.optimizer.warmup_steps=50")),
+    "ppo in its usual order": ("ppo", ("critic.schedule.pre_update=false", "policy.minibatch_size=4")),
+    "critic_only": ("critic_only", ()),
+    "vaspo": ("vaspo", ("policy.minibatch_size=4",)),
+    "vaspo, float32, all late": (
+        "vaspo",
+        ("runtime.dtype=float32", "policy.modulation.denominator=current", "policy.teacher.rescore=true"),
+    ),
+    "opsd": ("opsd", ("policy.minibatch_size=4",)),
+    "rlsd": ("rlsd", ("policy.teacher.refresh_every=2",)),
+    "dapo": ("dapo", ("rollout.dynamic_sampling=2",)),
+    "tether, privileged, with a teacher": (
+        "tether",
+        ("critic.context.type=reference", "policy.modulation.type=fusion", "critic.schedule.type=train_then_score"),
+    ),
 }
 
 

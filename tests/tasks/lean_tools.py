@@ -1,5 +1,6 @@
 """The toy Lean of the tests: options for an environment on it, and what happens when it is not there."""
 
+import atexit
 import importlib.util
 import os
 import shutil
@@ -32,6 +33,7 @@ def require_lean() -> None:
 def library() -> str:
     """A folder with the compiled toy library."""
     folder = Path(mkdtemp(prefix="lean_toy_"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for name in ("Mini", "MiniTac"):
         shutil.copy(TOY / f"{name}.lean", folder)
         command = [*LEAN, f"{name}.lean", "-o", f"{name}.olean"]
