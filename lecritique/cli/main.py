@@ -13,7 +13,10 @@ from typing import Annotated, NoReturn
 import typer
 
 from lecritique.cli.compare import compare
+from lecritique.cli.diagnose import diagnose
+from lecritique.cli.eval import evaluate
 from lecritique.cli.output import fail
+from lecritique.cli.pretrain_value import pretrain_value
 from lecritique.cli.report import report
 from lecritique.cli.serve_value import serve_value
 from lecritique.cli.tasks import tasks
@@ -37,8 +40,11 @@ app = typer.Typer(
 app.command()(train)
 app.command()(compare)
 app.command()(report)
+app.command("eval")(evaluate)
+app.command("pretrain-value")(pretrain_value)
 app.command("serve-value")(serve_value)
 app.add_typer(tasks, name="tasks")
+app.add_typer(diagnose, name="diagnose")
 
 
 def _version(show: bool) -> None:

@@ -119,6 +119,8 @@ def _run(parts: Parts, directory: RunDirectory, *, first: int) -> None:
     from lecritique.runtime.training import train as run_steps
 
     config = parts.config
+    if config.critic.init and not first:
+        console.print(f"Critic from '{config.critic.init}'; its optimizer starts afresh.", soft_wrap=True)
     with TrainProgress(config.preset or "custom", config.run.steps, done=first) as progress:
         run_steps(parts, directory, first=first, on_step=progress.step, warn=_warn)
     summary = run_summary(load_run(directory.path))

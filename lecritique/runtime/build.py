@@ -30,6 +30,7 @@ from lecritique.policy.trainer import PolicyTrainer
 from lecritique.rollout.engine import EmbeddedEngine, Engine
 from lecritique.runs.sinks import require_sinks
 from lecritique.runtime.data import DataSet, data_set
+from lecritique.runtime.evaluation_sets import EvalSet, sets_in_training
 from lecritique.runtime.ledger import Ledger
 from lecritique.runtime.value_service import ValueService, colocated, dedicated
 from lecritique.runtime.warm_start import load_critic
@@ -52,6 +53,8 @@ class Parts:
     learner: Learner
     store: MemoryWeightStore
     ledger: Ledger
+    evaluation: tuple[EvalSet, ...] = ()
+    """What is played at intervals; empty without `run.eval_every`."""
     service: ValueService | None = None
     """The evaluator thread of an asynchronous run with a critic."""
 
@@ -65,6 +68,7 @@ class Base:
     data: DataSet
     language: LanguageModel
     renderer: ChatRenderer
+    evaluation: tuple[EvalSet, ...] = ()
 
 
 def load_base(config: RunConfig) -> Base:
@@ -81,7 +85,14 @@ def load_base(config: RunConfig) -> Base:
     require_plain_head(language.model, language.name)
     resolved, renderer = resolved_against(config, environment, language), ChatRenderer(language.tokenizer)
     data = data_set(environment, renderer, resolved, context_length=language.context_length)
-    return Base(config=resolved, environment=data.environment, data=data, language=language, renderer=renderer)
+    return Base(
+        config=resolved,
+        environment=data.environment,
+        data=data,
+        language=language,
+        renderer=renderer,
+        evaluation=sets_in_training(resolved, environment),
+    )
 
 
 def resolved_against(config: RunConfig, environment: Environment, language: LanguageModel) -> RunConfig:
@@ -152,6 +163,7 @@ def build(base: Base) -> Parts:
         learner=learner,
         store=store,
         ledger=Ledger(),
+        evaluation=base.evaluation,
         service=values.evaluator if values and isinstance(values.evaluator, ValueService) else None,
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from lecritique.core.errors import LecritiqueError, RoleFailure
 from lecritique.core.ids import GroupId
@@ -101,6 +102,9 @@ class RolloutRole(ThreadRole):
     def _close(self) -> None:
         self._pump.engine.close()
 
+    def _figures(self) -> dict[str, Any]:
+        return {"groups_open": len(self._pump.open), "groups_given_up": len(self._cancelled)}
+
 
 class PolicyRole(ThreadRole):
     """Trains on one policy batch at a time and publishes what comes of it."""
@@ -123,6 +127,9 @@ class PolicyRole(ThreadRole):
 
     def _work(self) -> bool:
         return False
+
+    def _figures(self) -> dict[str, Any]:
+        return {"version": self._trainer.version, "optimizer_steps": self._trainer.steps}
 
 
 class ValueTrainingRole(ThreadRole):
@@ -182,6 +189,9 @@ class ValueTrainingRole(ThreadRole):
     def _close(self) -> None:
         with self._lock:
             self._values.count_dropped(self._dropped)
+
+    def _figures(self) -> dict[str, Any]:
+        return {"batches": self._batches, **self._values.metrics()}
 
     def _work(self) -> bool:
         if not self._values.owes:

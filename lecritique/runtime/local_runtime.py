@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 from lecritique.config.schema import RunConfig
 from lecritique.core.errors import RoleFailure
@@ -107,6 +108,14 @@ class LocalRuntime:
     def while_critic_rests(self, do: Callable[[], Answer]) -> Answer:
         """What `do` gives while no critic update is under way; the policy's side is the caller's to hold."""
         return self.value_training.ask(do) if self.value_training is not None else do()
+
+    def states(self) -> dict[str, dict[str, Any]]:
+        """Health and figures of every role."""
+        states = {role.name: role.state() for role in self.roles}
+        if self.evaluator is not None:
+            health = "failed" if self.evaluator.failure else "running"
+            states["value evaluator"] = {"health": health, "version": self.evaluator.version}
+        return states
 
     def require_health(self) -> None:
         """Raise RoleFailure when a role has ended by itself, in a way that it could not report."""

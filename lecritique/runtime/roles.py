@@ -38,6 +38,10 @@ class Role(Protocol):
         """Where it stands."""
         ...
 
+    def state(self) -> dict[str, Any]:
+        """Health and figures for a person who looks for what went wrong, ready for JSON."""
+        ...
+
 
 class ThreadRole(ABC):
     """A role on its own thread: takes commands from its inbox, and works on its own account in between.
@@ -109,10 +113,13 @@ class ThreadRole(ABC):
                 if self.health != "running" and not answer.done():
                     return question()
 
-    @property
-    def waiting_commands(self) -> int:
-        """Commands not taken yet."""
-        return self._inbox.qsize()
+    def state(self) -> dict[str, Any]:
+        """Health and figures, read while it works."""
+        return {"health": self.health, "waiting_commands": self._inbox.qsize(), **self._figures()}
+
+    def _figures(self) -> dict[str, Any]:
+        """What a role adds to its state."""
+        return {}
 
     @abstractmethod
     def _work(self) -> bool:

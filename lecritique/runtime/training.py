@@ -16,6 +16,7 @@ from lecritique.runs.sinks import Sink, open_sinks
 from lecritique.runs.weights import save_weights
 from lecritique.runtime.asynchronous import Orchestrator, Step
 from lecritique.runtime.build import Parts
+from lecritique.runtime.evaluation import evaluates, evaluation_metrics
 from lecritique.runtime.interrupts import Interrupts
 from lecritique.runtime.local_runtime import LocalRuntime
 from lecritique.runtime.run_state import run_state
@@ -56,7 +57,7 @@ def train(
         with Interrupts() as interrupts:
             recorder.open(interrupts)
             if parts.config.runtime.loop == "synchronous":
-                _synchronous(parts, recorder, first=first)
+                _synchronous(parts, recorder, directory, first=first)
             else:
                 _asynchronous(parts, recorder, directory, first=first)
             _save_weights(parts, directory)
@@ -72,12 +73,22 @@ def train(
     directory.set_status("finished", step=steps, steps=steps)
 
 
-def _synchronous(parts: Parts, recorder: Recorder, *, first: int) -> None:
+def _synchronous(parts: Parts, recorder: Recorder, directory: RunDirectory, *, first: int) -> None:
     for index in range(first, parts.config.run.steps):
         done = train_step(parts, index)
         recorder.save_rollouts(index, done.rollouts, done.outcome.credit.members, done.outcome.contexts)
-        recorder.record(index, done.metrics)
+        recorder.record(index, done.metrics | _evaluation(parts, directory, done=index + 1))
         recorder.checkpoint(lambda save: save(run_state(parts)))
+
+
+def _evaluation(parts: Parts, directory: RunDirectory, *, done: int) -> dict[str, float]:
+    """What the policy earns on the evaluation sets, after the steps at which it is evaluated."""
+    run = parts.config.run
+    if not evaluates(run.eval_every, done=done, steps=run.steps):
+        return {}
+    metrics, sets = evaluation_metrics(parts)
+    directory.append_event("evaluation", step=done, sets=sets)
+    return metrics
 
 
 def _asynchronous(parts: Parts, recorder: Recorder, directory: RunDirectory, *, first: int) -> None:
@@ -92,7 +103,12 @@ def _asynchronous(parts: Parts, recorder: Recorder, directory: RunDirectory, *, 
         recorder.checkpoint(lambda save: runtime.while_critic_rests(lambda: save(run_state(parts))))
 
     orchestrator = Orchestrator(runtime, parts.ledger, on_step=on_step)
-    orchestrator.run(first_step=first)
+    try:
+        orchestrator.run(first_step=first)
+    except LecritiqueError as error:
+        if not isinstance(error, Interrupted):
+            directory.append_event("roles", step=recorder.done, roles=runtime.states())
+        raise
 
 
 class Recorder:

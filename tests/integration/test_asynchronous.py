@@ -50,7 +50,7 @@ def without_clocks(row: dict[str, object], names: set[str]) -> dict[str, object]
     ],
     ids=["mean", "value", "pvf", "tether", "evpo", "siblings", "one-rollout", "warm-up"],
 )
-def test_fault_38_staleness_0_equals_the_synchronous_loop_bit_for_bit(arm: str, more: tuple[str, ...], tmp_path: Path) -> None:
+def test_fault_38_staleness_0_equals_the_synchronous_loop(arm: str, more: tuple[str, ...], tmp_path: Path) -> None:
     require_equal_runs(arm, more, tmp_path)
 
 
@@ -193,6 +193,11 @@ def test_fault_27_a_group_is_credited_from_one_version_while_versions_change() -
             assert len(versions) == 1
             seen |= versions
     assert len(seen) > 1
+
+
+def test_single_rollouts_train_without_groups() -> None:
+    driven = drive(asynchronous_parts("rollout.group_size=1", "critic.warmup='discard'", "run.steps=4", arm="value"))
+    assert Counter(o["outcome"] for o in driven.outcomes) == {"trained": 4 * 8}
 
 
 def test_fault_15_batches_scored_by_a_cold_critic_are_withheld_and_said_so() -> None:

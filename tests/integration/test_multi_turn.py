@@ -43,7 +43,8 @@ def batch():
     """Rollouts of one batch with their credit under the plain critic."""
     parts = small_parts(*TURNS, arm="pvf")
     rollouts = collect(
-        [group_request(parts, group_id) for group_id in parts.stream.groups(0, 4)], environment=parts.environment, renderer=parts.renderer,
+        [group_request(parts, group_id) for group_id in parts.stream.groups(0, 4)],
+        environment=parts.environment, renderer=parts.renderer,
         engine=parts.engine,
     )  # fmt: skip
     outcome = score_then_train(parts.learner, valid_groups(rollouts))
