@@ -350,5 +350,24 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("math.fsum(credit.gae_lambda for credit in credits)", "credits[0].gae_lambda"),
         ("if estimator.horizon:", "if estimator.horizon > 2048:"),
     ),
+    *_in(
+        "credit/crediting",
+        ("[replace(own, targets_T=old.targets_T) for own, old in zip(credits, before, strict=True)]", "list(credits)"),
+        ("value_fit_of(kept, credits if before is None else before)", "value_fit_of(kept, credits)"),
+        ("post_update_fit=None if before is None else value_fit_of(kept, credits)", "post_update_fit=None if before is None else fit"),
+    ),
+    *_in(
+        "credit/train_then_score",
+        ("before=before if pre_update else None)", "before=before)"),
+        ("        scored = scored_groups(values, groups, contexts)\n        seconds", "        seconds"),
+        ("    if not pre_update:\n        critic_metrics = critic_epoch()", "    critic_metrics = critic_epoch()"),
+        ("learner.crediting.large_enough(scored), before", "scored, before"),
+        ("size or max(1, len(samples))", "max(1, len(samples))"),
+        ("value_targets=(credit.targets_T,)", "value_targets=(credit.values_T,)"),
+        ("old_values=(credit.values_T,)", "old_values=(credit.targets_T,)"),
+        ("        if trajectory.action_tokens\n", ""),
+        ("contexts=(contexts[trajectory.rollout_id],)", "contexts=(None,)"),
+        ("value_version=version,", "value_version=0,"),
+    ),
 )
 # fmt: on

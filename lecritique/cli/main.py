@@ -68,7 +68,7 @@ def main() -> None:
     try:
         _main()
     except SystemExit as ended:
-        if any(thread.daemon for thread in threading.enumerate()):
+        if any(thread.name.startswith("lecritique ") for thread in threading.enumerate()):
             # A role that was not waited for may be inside native code, where the interpreter's end would abort.
             atexit._run_exitfuncs()
             sys.stdout.flush()

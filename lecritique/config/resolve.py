@@ -92,6 +92,9 @@ def resolve(config: RunConfig, facts: Facts) -> RunConfig:
     )
     tree["critic"]["init"] = config.critic.init or ""
     tree["policy"]["minibatch_size"] = config.policy.minibatch_size or config.rollout.batch_size
+    for key in ("temperature", "top_p", "top_k"):
+        own = getattr(config.eval, key)
+        tree["eval"][key] = getattr(config.sampling, key) if own is None else own
     resolved = RunConfig.model_validate(tree)
     for problem in _problems(resolved, facts):
         raise ConfigurationError(problem)
@@ -106,6 +109,7 @@ def _problems(config: RunConfig, facts: Facts) -> Iterator[str]:
     yield from _distillation_problems(config)
     yield from _modulation_problems(config)
     yield from _dynamic_sampling_problems(config)
+    yield from _evaluation_problems(config)
     if uses_critic(config):
         yield from _critic_problems(config, facts)
 
@@ -254,6 +258,22 @@ def _dynamic_sampling_problems(config: RunConfig) -> Iterator[str]:
         yield (
             f"'rollout.dynamic_sampling' = {rounds} asks again within a step, which 'runtime.loop' = 'asynchronous' "
             "does not have; use 'runtime.loop' = 'synchronous'."
+        )
+
+
+def _evaluation_problems(config: RunConfig) -> Iterator[str]:
+    every = config.run.eval_every
+    if not every:
+        return
+    if config.runtime.loop == "asynchronous":
+        yield (
+            f"'run.eval_every' = {every} evaluates between two steps, where 'runtime.loop' = 'asynchronous' never "
+            "rests; use 'runtime.loop' = 'synchronous', or 'lecritique eval' on its checkpoints."
+        )
+    if not config.eval.tasks and not config.data.evaluation_fraction:
+        yield (
+            f"'run.eval_every' = {every} has nothing to evaluate on: every row is trained on; set "
+            "'data.evaluation_fraction' or 'eval.tasks'."
         )
 
 

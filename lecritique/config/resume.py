@@ -24,6 +24,8 @@ MAY_CHANGE = (
     "run.save_rollouts_every",
     "run.saved_rollouts",
     "run.sinks",
+    "run.eval_every",
+    "eval",
     "rollout.max_failed_fraction",
 )
 # The method stays the same and sums are taken in another order: the last bits of the resumed run change.

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field
 
 from lecritique.config.base import Config
 from lecritique.config.estimators import Estimator, OptimizerConfig, TargetLambda, Tether
+from lecritique.config.evaluation import EvalSection
 from lecritique.config.losses import Bce, Dppo, PolicyLoss, ValueLoss
 from lecritique.config.teachers import AnyTeacher, EmaTeacher, Modulation, NoModulation, TeacherContent
 
@@ -27,6 +28,9 @@ class RunSection(Config):
     """Save everything that `train --resume` needs every so many steps; 0 only at the end and when interrupted."""
     keep_checkpoints: int = Field(2, ge=1)
     """Checkpoints that stay; older ones are removed once a new one is complete."""
+    eval_every: int = Field(0, ge=0)
+    """Evaluate the policy every so many steps and after the last, as the section `eval` says; 0 never. Training is the
+    same to the last bit with and without. Needs the synchronous loop."""
     sinks: tuple[Literal["tensorboard"], ...] = ()
     """Extra sinks of the metrics; they need their extras installed."""
 
@@ -272,4 +276,5 @@ class RunConfig(Config):
     estimator: Estimator = Tether()
     critic: CriticSection = CriticSection()
     policy: PolicySection = PolicySection()
+    eval: EvalSection = EvalSection()
     runtime: RuntimeSection = RuntimeSection()

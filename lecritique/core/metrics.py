@@ -117,7 +117,7 @@ class ValueFit:
         return self.error.m2 / self.error.count + self.error.mean**2
 
 
-Role = Literal["rollout", "policy", "critic", "run", "runtime"]
+Role = Literal["rollout", "policy", "critic", "run", "runtime", "evaluation"]
 
 
 @dataclass(frozen=True)
@@ -214,6 +214,14 @@ CATALOG: Mapping[str, MetricSpec] = {
     "utilisation_critic": MetricSpec("runtime", "fraction", "share of the step in which the value trainer worked"),
     "utilisation_evaluator": MetricSpec("runtime", "fraction", "share of the step in which the value evaluator worked"),
     "utilisation_orchestrator": MetricSpec("runtime", "fraction", "share of the step spent on credit and contexts"),
+    "evaluation_score": MetricSpec("evaluation", "reward", "avg@K after the step, sets weighted equally"),
+    "evaluation_pass_at_k": MetricSpec("evaluation", "fraction", "pass@K after the step, sets weighted equally"),
+    "evaluation_failed": MetricSpec("evaluation", "count", "samples that failed and count as wrong"),
+    "evaluation_truncated_fraction": MetricSpec("evaluation", "fraction", "samples cut by a token limit"),
+    "evaluation_unread_fraction": MetricSpec(
+        "evaluation", "fraction", "samples in which no answer was found, where the task can tell"
+    ),
+    "seconds_evaluation": MetricSpec("evaluation", "s", "wall time of the evaluation after the step"),
     "seconds": MetricSpec("run", "s", "wall time of the step"),
     "seconds_rollout": MetricSpec("run", "s", "wall time of generation and environments"),
     "seconds_values": MetricSpec("run", "s", "wall time of value scoring"),

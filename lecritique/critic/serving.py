@@ -96,7 +96,7 @@ class EvaluatorService:
         self._latencies: deque[float] = deque(maxlen=_LATENCIES_KEPT)
         self._reported_swaps = served.swaps
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="value-evaluator", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="lecritique value evaluator", daemon=True)
         served.on_change(self._wake)
 
     def start(self) -> None:

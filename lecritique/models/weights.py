@@ -45,7 +45,7 @@ class MemoryWeightStore:
         """Publish a copy of `state`."""
         copied = {name: tensor.detach().clone() for name, tensor in state.items()}
         version = self._next.get(role, 0)
-        manifest = WeightManifest(role=role, version=version, digest=_digest(copied))
+        manifest = WeightManifest(role=role, version=version, digest=state_digest(copied))
         self._states[role] = (manifest, copied)
         self._next[role] = version + 1
         self._tell(manifest)
@@ -66,7 +66,8 @@ class MemoryWeightStore:
         self._next[role] = version
 
 
-def _digest(state: State) -> str:
+def state_digest(state: State) -> str:
+    """A name of the tensors' bytes: equal weights have the same."""
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in state.items():
         digest.update(name.encode())

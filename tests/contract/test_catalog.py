@@ -8,6 +8,7 @@ import pytest
 
 from lecritique.config.presets import PRESETS
 from lecritique.core.metrics import CATALOG
+from lecritique.runtime.evaluation import evaluation_metrics
 from tests.integration.asynchronous_runs import asynchronous_parts, drive
 from tests.integration.short_runs import small_parts, trained
 
@@ -29,7 +30,16 @@ def written() -> dict[str, list[dict[str, float]]]:
     hot = "sampling.temperature=1.6"
     found = {name: trained(small_parts(hot, *overrides, arm=arm)) for name, (arm, overrides) in runs.items()}
     driven = drive(asynchronous_parts(hot, "run.steps=6", arm="pvf"))
-    return found | {"asynchronous": [step.metrics for step in driven.steps]}
+    return found | {"asynchronous": [step.metrics for step in driven.steps], "evaluated": [evaluated()]}
+
+
+def evaluated() -> dict[str, float]:
+    """Metrics of an evaluation between two steps."""
+    parts = small_parts("run.eval_every=1", "data.evaluation_fraction=0.3", arm="mean")
+    try:
+        return evaluation_metrics(parts)[0]
+    finally:
+        parts.engine.close()
 
 
 def test_every_written_metric_is_described(written):

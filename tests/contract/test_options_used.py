@@ -20,9 +20,10 @@ from tests.integration.short_runs import small_config
 
 # What a class of a union is chosen by, and the arm's name, which is for people.
 NOT_OPTIONS = {"type", "preset"}
-# Checks and defaults are no use: what only they read would not change a run. A lambda is made into a number there.
+# Checks and defaults are no use: what only they read would not change a run. A lambda is made into a number there, and
+# what a teacher is told is found.
 NO_USE = {"resolve.py", "load.py", "explain.py", "test_options_used.py"}
-USE = {("resolve.py", "gae_lambda")}
+USE = {("resolve.py", "gae_lambda"), ("resolve.py", "teacher_content")}
 RUNS = (
     ("mean", ("estimator.scale=std", "policy.loss.type=reinforce", 'run.sinks=["tensorboard"]')),
     ("mean", ("estimator.overlong={type='soft',limit=18,cache=6}", "policy.loss.type=dapo")),
@@ -35,6 +36,7 @@ RUNS = (
     ("rlsd", ()),
     ("opsd", ()),
     ("dapo", ()),
+    ("mean", ("run.eval_every=2", "eval.k=2", "eval.rows=2", "data.evaluation_fraction=0.3")),
     ("value", ("runtime.loop=asynchronous",)),
 )
 # The example of an own task has every context, and prompts of different lengths.

@@ -12,6 +12,7 @@ from lecritique.runtime.synchronous import train_step
 from tests.integration.short_runs import trained
 
 SMALL = (
+    "runtime.loop=synchronous",
     "run.steps=2",
     "task.rows=16",
     "rollout.batch_size=8",
@@ -40,7 +41,7 @@ def test_two_steps_of_the_other_arms(arm):
 
 def explained_variance(arm: str) -> float:
     """Mean EV of the last third of a run of the demo."""
-    config = compose(load_recipe("demo-knights"), arm=arm, overrides=[f"run.steps={STEPS}"])
+    config = compose(load_recipe("demo-knights"), arm=arm, overrides=[f"run.steps={STEPS}", "runtime.loop=synchronous"])
     parts = build(load_base(config))
     measured = [train_step(parts, step).metrics["explained_variance"] for step in range(STEPS)]
     parts.engine.close()

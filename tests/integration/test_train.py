@@ -154,7 +154,32 @@ def test_the_grid_holds_every_two_levels_together():
 @pytest.mark.parametrize(("union", "levels"), [(PolicyLoss, POLICY_LOSSES), (ValueLoss, VALUE_LOSSES)])
 def test_every_loss_is_in_the_grid(union, levels):
     kinds = {member.model_fields["type"].default for member in union.__args__[0].__args__}
-    assert kinds == {name.split(",")[0] for name in levels}
+    # `opsd` reads no advantages and goes with no estimator of the grid.
+    assert kinds - {"opsd"} == {name.split(",")[0] for name in levels}
+
+
+@pytest.mark.parametrize("kind", ["forward_kl", "reverse_kl", "jsd"])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_every_distillation_trains(kind, reduction):
+    parts = small_parts(
+        f"policy.loss={{type='opsd',kind='{kind}',reduction='{reduction}'}}", *UPDATES["minibatches"], arm="opsd"
+    )
+    before = weights(parts.learner.policy.model)
+    rows = trained(parts)
+    assert moved(before, parts.learner.policy.model) > 1e-7 and all(row["opsd_divergence"] > 0 for row in rows)
+    assert rows[1]["policy_steps"] == 8 and all(row["policy_grad_norm"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("value_loss", VALUE_LOSSES)
+@pytest.mark.parametrize("estimator", ["value, lambda", "value, adaptive", "tether", "evpo"])
+def test_every_estimator_and_value_loss_trains_in_the_other_order(estimator, value_loss):
+    schedule = ("critic.schedule.type=train_then_score", "policy.loss.type=ppo", *UPDATES["minibatches"])
+    parts = small_parts(HOT, *ESTIMATORS[estimator], *VALUE_LOSSES[value_loss], *schedule)
+    before = weights(parts.learner.values.trainer.model)
+    rows = trained(parts)
+    assert moved(before, parts.learner.values.trainer.model) > 1e-7
+    assert [row["value_updates"] for row in rows] == [2, 4] and rows[1]["policy_steps"] == 8
+    assert all(math.isfinite(row[name]) for row in rows for name in ("policy_loss", "value_loss"))
 
 
 def test_a_reasoning_gym_set_trains():

@@ -77,6 +77,14 @@ class CodeIOEnvironment:
         """The recorded value, between tags."""
         return f"{OPENING}{self._items[task.metadata['row']].wanted}{CLOSING}"
 
+    def holds_answer(self, task: Task, text: str) -> bool:
+        """Whether `text` answers with a JSON value, right or wrong."""
+        try:
+            answered_json(text)
+        except JsonRefused:
+            return False
+        return True
+
     def _right(self, item: Item, text: str) -> bool:
         try:
             answer = answered_json(text)

@@ -75,6 +75,10 @@ class KnightsKnavesEnvironment:
         claims = "\n".join(verbose_answer(solution, _cast(task)).split(", "))
         return f"{OPEN}\n{claims}\n{CLOSE}" if self.options.answer_tags else claims
 
+    def holds_answer(self, task: Task, text: str) -> bool:
+        """Whether `text` gives everybody one role, right or wrong."""
+        return self._read(text, task) is not None
+
     def _read(self, text: str, task: Task) -> Assignment | None:
         if self.options.style == "terse":
             return terse_reading(text, len(task.metadata["solution"]))

@@ -105,6 +105,13 @@ class MathEnvironment:
             return 0.0
         return float(self._judge.accepts(question=task.metadata["question"], gold=gold, answer=answer))
 
+    def holds_answer(self, task: Task, text: str) -> bool:
+        """Whether `text` has a final answer to compare, right or wrong."""
+        answer = last_box(text)
+        return bool(
+            as_text(text[-_TAIL_CHARACTERS:] if answer is None and not self.options.require_box else answer or "")
+        )
+
     def close(self) -> None:
         """End the comparison processes; a later comparison starts new ones."""
         self._pool.close()

@@ -94,6 +94,11 @@ class ReasoningGymEnvironment:
         answer: str = self._items[task.metadata["row"]].entry["answer"]
         return f"{OPENING}{answer}{CLOSING}" if self.options.answer == "tags" else answer
 
+    def holds_answer(self, task: Task, text: str) -> bool:
+        """Whether `text` has something where the answer is looked for, right or wrong."""
+        answer = tagged_answer(text) if self.options.answer == "tags" else text
+        return bool(answer and answer.strip())
+
     def _reward(self, item: Item, text: str) -> float:
         answer = tagged_answer(text) if self.options.answer == "tags" else text
         return 0.0 if answer is None else self._score(item, answer.strip())

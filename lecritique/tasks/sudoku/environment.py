@@ -79,6 +79,13 @@ class SudokuEnvironment:
         names = cell_names(self.options)
         return written_digit(solution[names.index(messages[-1].content.split()[-1])], self.options)
 
+    def holds_answer(self, task: Task, text: str) -> bool:
+        """Whether `text` has a full grid, or in several turns a digit, right or wrong."""
+        if self.options.form == "multi_turn":
+            return read_digit(text, self.options) is not None
+        written, size = self._written(text), self.options.size
+        return len(written) == size * size and set(written) <= set("123456789"[:size])
+
     def _question(self, puzzle: Puzzle) -> str:
         terse, size = self.options.style == "terse", self.options.size
         if self.options.form == "single_turn":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from random import Random
 
@@ -51,11 +50,11 @@ class PuzzleSource:
         max_empty: int,
         seed: int,
         min_difficulty: int = 0,
-        max_difficulty: int | None = None,
+        max_difficulty: int = 1_000_000,
     ) -> None:
         self._size = size
         self._empty_range = (min_empty, max_empty)
-        self._difficulty_range = (min_difficulty, math.inf if max_difficulty is None else max_difficulty)
+        self._difficulty_range = (min_difficulty, max_difficulty)
         self._seed = seed
         self._made: dict[int, Puzzle] = {}
         self._taken: set[Grid] = set()
@@ -84,7 +83,7 @@ class PuzzleSource:
         raise ConfigurationError(
             f"task.rows: no new puzzle for row {row} in {_MAX_DRAWS} draws, expected fewer rows or a wider range than "
             f"task.min_empty = {fewest} to task.max_empty = {most}, task.min_difficulty = {easiest} to "
-            f"task.max_difficulty = {'any' if hardest == math.inf else hardest}"
+            f"task.max_difficulty = {hardest}"
         )
 
     def _is_wanted(self, puzzle: Puzzle) -> bool:

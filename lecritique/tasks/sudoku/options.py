@@ -34,8 +34,8 @@ class SudokuOptions(TaskOptions):
     """Easiest puzzle. On 9x9, guesses that a solver which fills all singles first has to take back: 0 needs singles
     only. On 4x4, digits that filling cells row by row has to take back."""
 
-    max_difficulty: int | None = Field(default=None, ge=0)
-    """Hardest puzzle, in the same measure. Default: no limit."""
+    max_difficulty: int = Field(default=1_000_000, ge=0)
+    """Hardest puzzle, in the same measure. Default: no puzzle is harder."""
 
     form: Literal["single_turn", "multi_turn"] = "single_turn"
     """`single_turn`: the whole grid in one answer. `multi_turn`: one empty cell a turn, in row-major order."""
@@ -87,7 +87,7 @@ class SudokuOptions(TaskOptions):
                 f"got {most} empty cells, expected at most {_MOST_EMPTY[self.size]} for size = {self.size}: "
                 "with fewer clues a unique solution is rare or impossible"
             )
-        if self.max_difficulty is not None and self.min_difficulty > self.max_difficulty:
+        if self.min_difficulty > self.max_difficulty:
             raise ValueError(
                 f"min_difficulty = {self.min_difficulty} is above max_difficulty = {self.max_difficulty}, expected "
                 "min_difficulty <= max_difficulty"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -35,14 +36,14 @@ def renderer():
     return ChatRenderer(load_tokenizer("tiny"))
 
 
-def member(k: int, seed: int, *, feedback: bool = True) -> Trajectory:
+def member(k: int, seed: int, *, feedback: bool = True, prompt: Sequence[int] = (1, 2, 3)) -> Trajectory:
     """A prompt, a turn, what the environment said to it, another turn."""
     rng = np.random.default_rng([seed, k])
-    mask = np.array([0] * 3 + [1] * 4 + [0] * (3 if feedback else 0) + [1] * 2, dtype=bool)
+    mask = np.array([0] * len(prompt) + [1] * 4 + [0] * (3 if feedback else 0) + [1] * 2, dtype=bool)
     turn = np.cumsum(np.r_[0, np.diff(mask.astype(int)) == 1]) if feedback else mask.astype(int)
     return Trajectory(
         rollout_id=RolloutId(GroupId(seed, 0), k),
-        token_ids=rng.integers(0, VOCABULARY, len(mask)),
+        token_ids=np.r_[prompt, rng.integers(0, VOCABULARY, len(mask) - len(prompt))],
         action_mask=mask,
         sampler_logprobs=np.where(mask, -1.0, 0.0),
         turn_index=turn,
@@ -52,7 +53,7 @@ def member(k: int, seed: int, *, feedback: bool = True) -> Trajectory:
     )
 
 
-def group(seed: int, members: int = 3, **kinds) -> Group:
+def group(seed: int, members: int = 3, *, renderer: ChatRenderer | None = None) -> Group:
     task = Task(
         task_id=f"t/{seed}",
         messages=(Message(role="user", content=f"what is {seed}?"),),
@@ -60,9 +61,9 @@ def group(seed: int, members: int = 3, **kinds) -> Group:
         rubric="be right",
         env=f"it is {seed}",
     )
-    return Group(
-        group_id=GroupId(seed, 0), task=task, trajectories=tuple(member(k, seed, **kinds) for k in range(members))
-    )
+    prompt = (1, 2, 3) if renderer is None else tuple(renderer.render_prompt(task.messages).tolist())
+    trajectories = tuple(member(k, seed, prompt=prompt) for k in range(members))
+    return Group(group_id=GroupId(seed, 0), task=task, trajectories=trajectories)
 
 
 def told(position: int, ids) -> ContextInsertion:
@@ -79,10 +80,11 @@ def test_every_kind_of_context_passes(renderer, kind, placement):
         "rubric": RubricContext(placement=placement),
         "env": EnvContext(placement=placement),
         "siblings": SiblingsContext(placement=placement),
-        "trimmed": SiblingsContext(placement=placement, on_overflow="trim_context", max_tokens=120),
+        "trimmed": SiblingsContext(placement=placement, on_overflow="trim_context", max_tokens=260),
     }[kind]
     builder = ContextBuilder(context, renderer, context_length=4096)
-    found = audit_contexts(lambda g: group_contexts(builder, g), [group(s) for s in range(3)], vocabulary=VOCABULARY)
+    groups = [group(s, renderer=renderer) for s in range(3)]
+    found = audit_contexts(lambda g: group_contexts(builder, g), groups, vocabulary=VOCABULARY)
     assert not found.flagged
     assert found.checked == {RESPONSE: 9, REWARD: 9, FEEDBACK: 9}
 
@@ -115,7 +117,7 @@ def test_a_member_shown_among_its_own_siblings_is_flagged(renderer):
         )
         return (group_contexts(builder, wider) or [])[:-1]
 
-    found = audit_contexts(all_of_the_group, [group(1)], vocabulary=VOCABULARY)
+    found = audit_contexts(all_of_the_group, [group(1, renderer=renderer)], vocabulary=VOCABULARY)
     # Only member 0 has a copy of itself among its siblings.
     assert (found.changed[REWARD], found.changed[RESPONSE]) == (1, 1)
 

@@ -40,6 +40,24 @@ def test_a_failure_is_one_line_whatever_its_text_holds(capsys):
     assert (ended.value.code, capsys.readouterr().err) == (3, "lecritique: two lines and tabs.\n")
 
 
+def described(arm: str, *overrides: str) -> str:
+    size = ("rollout.batch_size=16", "rollout.group_size=4")
+    config = resolve(compose(load_recipe("demo"), arm=arm, overrides=[*size, *overrides]), FACTS)
+    return "\n".join([*arithmetic(config), *memory(2**20, config)])
+
+
+def test_a_plan_says_which_critic_and_which_teacher():
+    minibatches = "policy.minibatch_size=4"
+    vaspo = described("vaspo", minibatches)
+    assert "Critic: 4 updates of 4 rollouts a step, one epoch of the batch before it is scored" in vaspo
+    assert "Teacher: ema, told answer." in vaspo and "Memory: teacher 4.0 MiB" in vaspo
+    usual = described("ppo", minibatches, "critic.schedule.pre_update=false")
+    assert "of the batch after the policy" in usual and "eacher" not in usual
+    assert "Critic: none, the teacher stands in for advantages." in described("opsd")
+    assert "up to 10 rounds a step, so at most 176 rollouts" in described("dapo")
+    assert "Critic: none, the baseline comes from the group." in described("rlsd")
+
+
 def test_a_step_shows_what_its_arm_has():
     assert TrainProgress.text(METRICS, 61) == "reward 0.250  12,346 tok/s  1:01 left"
     critic = {**METRICS, "value_updates": 3.0, "explained_variance": math.nan, "rho": 0.5}

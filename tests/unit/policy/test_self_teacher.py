@@ -25,9 +25,7 @@ PROMPT = np.array([3, 9, 4, 11, 2, 7, 1])
 
 
 def teacher_of(student, config, *, temperature: float = 1.0, context_length: int = 100) -> SelfTeacher:
-    return SelfTeacher(
-        student, config, temperature=temperature, max_tokens=1000, context_length=context_length
-    )
+    return SelfTeacher(student, config, temperature=temperature, max_tokens=1000, context_length=context_length)
 
 
 def members(*, prompt: np.ndarray | None = PROMPT) -> tuple[CreditedTrajectory, ...]:
@@ -157,9 +155,7 @@ def test_its_scores_are_log_probs_of_the_sampled_tokens_behind_its_own_prompt(te
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_fault_31_no_context_and_equal_weights_say_the_same_to_the_last_bit(temperature: float) -> None:
     policy = small_policy(dtype=torch.float32)
-    one = PolicyTrainer(
-        policy, PolicySection(), MemoryWeightStore(), temperature=temperature, max_tokens=1000
-    )
+    one = PolicyTrainer(policy, PolicySection(), MemoryWeightStore(), temperature=temperature, max_tokens=1000)
     of_student = one.scored(batch(prompt=None))
     of_teacher = teacher_of(policy, EmaTeacher(), temperature=temperature).scored(batch(prompt=None))
     for a, b in zip(of_student.members, of_teacher.members, strict=True):
@@ -182,7 +178,9 @@ def test_scores_that_are_not_finite_stop_the_run() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("config", [EmaTeacher(), FrozenTeacher(), SnapshotTeacher(refresh_every=3)], ids=lambda c: c.type)
+@pytest.mark.parametrize(
+    "config", [EmaTeacher(), FrozenTeacher(), SnapshotTeacher(refresh_every=3)], ids=lambda c: c.type
+)
 def test_fault_32_a_restored_trainer_goes_on_to_the_same_bits(config, dtype) -> None:
     straight = trainer(config, dtype=dtype, minibatch_size=2)
     for _ in range(2):
@@ -200,8 +198,9 @@ def test_fault_32_a_restored_trainer_goes_on_to_the_same_bits(config, dtype) -> 
 
 
 def test_a_state_of_another_teacher_is_refused() -> None:
-    one, plain = trainer(EmaTeacher()), PolicyTrainer(
-        small_policy(), PolicySection(), MemoryWeightStore(), temperature=1.0, max_tokens=1000
+    one, plain = (
+        trainer(EmaTeacher()),
+        PolicyTrainer(small_policy(), PolicySection(), MemoryWeightStore(), temperature=1.0, max_tokens=1000),
     )
     with pytest.raises(CheckpointError, match="type 'frozen', this run has 'ema'"):
         one.restore(trainer(FrozenTeacher()).state())

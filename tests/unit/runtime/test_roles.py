@@ -45,7 +45,7 @@ def test_commands_are_carried_out_in_order_on_the_roles_thread() -> None:
     for number in range(5):
         role.tell(lambda n: seen.append((n, threading.current_thread().name)), number)
     eventually(lambda: len(seen) == 5)
-    assert seen == [(number, "counter") for number in range(5)]
+    assert seen == [(number, "lecritique counter") for number in range(5)]
     role.stop()
     assert role.health == "stopped"
     assert role.closed
@@ -67,7 +67,7 @@ def test_it_works_on_its_own_account_and_waits_when_there_is_nothing_to_do() -> 
 def test_a_question_is_answered_between_pieces_of_work_and_after_the_end() -> None:
     role = Counter()
     role.start()
-    assert role.ask(lambda: threading.current_thread().name) == "counter"
+    assert role.ask(lambda: threading.current_thread().name) == "lecritique counter"
     with pytest.raises(ZeroDivisionError):
         role.ask(lambda: 1 // 0)
     assert role.health == "running"
