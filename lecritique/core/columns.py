@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from lecritique.core.errors import CheckpointError
 from lecritique.core.ids import GroupId, RolloutId
-from lecritique.core.trajectory import ContextInsertion, CreditedTrajectory, Trajectory, ValueSample
+from lecritique.core.trajectory import ContextInsertion, Trajectory, ValueSample
 
 Columns = dict[str, Any]
 
@@ -24,7 +24,6 @@ _TOKEN_COLUMNS: Mapping[str, DTypeLike] = {
     "turn_index": np.int64,
     "policy_version": np.int64,
 }
-_CREDIT_COLUMNS = ("advantages", "value_targets", "values", "token_rho", "old_logprobs")
 
 
 def ragged(arrays: Sequence[NDArray[Any] | None], dtype: DTypeLike) -> Columns:
@@ -156,29 +155,3 @@ def samples_from(columns: Mapping[str, Any]) -> list[ValueSample]:
             )
         )
     return samples
-
-
-def credited_columns(members: Sequence[CreditedTrajectory]) -> Columns:
-    """All fields of credited trajectories: a policy batch that waits to be trained on."""
-    return {
-        "trajectories": trajectory_columns([member.trajectory for member in members]),
-        "estimator": [member.estimator for member in members],
-        **{name: [getattr(member, name) for member in members] for name in ("baseline", "rho", "value_version")},
-        **{name: ragged([getattr(member, name) for member in members], np.float64) for name in _CREDIT_COLUMNS},
-    }
-
-
-def credited_from(columns: Mapping[str, Any]) -> list[CreditedTrajectory]:
-    """The credited trajectories of `credited_columns`."""
-    per_token = {name: unragged(columns[name]) for name in _CREDIT_COLUMNS}
-    return [
-        CreditedTrajectory(
-            trajectory=trajectory,
-            estimator=columns["estimator"][index],
-            baseline=columns["baseline"][index],
-            rho=columns["rho"][index],
-            value_version=columns["value_version"][index],
-            **{name: column[index] for name, column in per_token.items()},  # type: ignore[arg-type]
-        )
-        for index, trajectory in enumerate(trajectories_from(columns["trajectories"]))
-    ]

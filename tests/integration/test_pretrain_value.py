@@ -145,9 +145,9 @@ def test_figures_are_of_the_natural_distribution(tmp_path):
     assert fitted.curve[-1].bias == pytest.approx(np.mean(values) - np.mean(returns), abs=1e-5)
 
 
-def test_the_clean_critic_reads_nothing_else():
+def test_rows_have_room_for_the_privileged_critic_whatever_the_arm():
     plan = plan_pretraining(small_config(*SMALL, "critic.replay.refill_size=16", arm="value"), PretrainWishes())
-    assert not isinstance(plan.base.config.critic.context, NoContext)  # rows have room for the privileged one
+    assert not isinstance(plan.base.config.critic.context, NoContext)
 
 
 def test_a_limit_of_time_ends_the_fit(pretrain, tmp_path):

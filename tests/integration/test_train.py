@@ -324,7 +324,7 @@ def test_nothing_left_is_an_empty_batch_not_a_crash(monkeypatch):
 
 
 def test_prompts_over_the_limit_are_a_matter_of_the_data():
-    with pytest.raises(DataError, match="budget"):
+    with pytest.raises(DataError, match=r"data\.max_prompt_tokens"):
         trained(small_parts("sampling.max_total_tokens=4", arm="mean"))
 
 

@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_models import credited, trajectory
+from small_models import trajectory
 
 from lecritique.core.columns import (
     context_columns,
     contexts_from,
-    credited_columns,
-    credited_from,
     ragged,
     sample_columns,
     samples_from,
@@ -25,7 +23,7 @@ from lecritique.core.columns import (
     unragged,
 )
 from lecritique.core.errors import CheckpointError
-from lecritique.core.trajectory import ContextInsertion, CreditedTrajectory, Trajectory, ValueSample
+from lecritique.core.trajectory import ContextInsertion, Trajectory, ValueSample
 
 CONTEXTS = (
     None,
@@ -84,33 +82,17 @@ def test_samples_with_several_segments_with_and_without_old_values_come_back_who
     assert samples_from(sample_columns([])) == []
 
 
-def test_credited_trajectories_come_back_whole() -> None:
-    plain, full = (credited(t) for t in several()[:2])
-    full = dataclasses.replace(
-        full,
-        values=np.zeros(0),
-        old_logprobs=np.zeros(0),
-        baseline=0.1,
-        rho=0.3,
-        token_rho=np.zeros(0),
-        value_version=4,
-    )
-    members = [plain, full]
-    assert [fields(m) for m in credited_from(credited_columns(members))] == [fields(m) for m in members]
-
-
 @pytest.mark.parametrize(
     ("kind", "columns"),
     [
         (Trajectory, trajectory_columns(several())),
         (ContextInsertion, context_columns(CONTEXTS)),
         (ValueSample, sample_columns([])),
-        (CreditedTrajectory, credited_columns([])),
     ],
 )
 def test_no_field_is_forgotten(kind: type, columns: dict) -> None:
     """A field that is added to a record has to be added to its columns."""
-    renamed = {"rollout_id": "ids", "trajectory": "trajectories"}
+    renamed = {"rollout_id": "ids"}
     assert {renamed.get(f.name, f.name) for f in dataclasses.fields(kind)} - {"segments"} == set(columns) - {"segments"}
 
 
