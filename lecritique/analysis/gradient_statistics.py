@@ -46,7 +46,8 @@ class GradientSums:
         diagonal = np.square(weights_RP) @ np.diag(self.gram)
         pairs = ((weights_RP @ self.gram) * weights_RP).sum(axis=1) - diagonal
         total = weights_RP @ self.trajectories
-        return pairs / (total**2 - np.square(weights_RP) @ np.square(self.trajectories))
+        with np.errstate(invalid="ignore"):  # a replicate of one problem alone has no pair
+            return np.asarray(pairs / (total**2 - np.square(weights_RP) @ np.square(self.trajectories)))
 
     def trace(self, weights_RP: Floats) -> Floats:
         """Trace of the covariance of a trajectory's gradient, [R]: E|g|^2 - |E g|^2."""
@@ -93,8 +94,11 @@ def mean_is_zero(gram_PP: Floats, *, flips: int = FLIPS, seed: int = _RNG_SEED) 
         U = sum_{p != q} <D_p, D_q> / (P (P - 1)),   p = (1 + #{U(s D) >= U(D)}) / (1 + flips)
 
     U is unbiased for |E D|^2, so many parameters that carry nothing but noise do not hide a mean. Exact where the D_p
-    are symmetric around zero, for many problems otherwise. Power from the normal approximation of U under flips:
-    |E D|^2 of (z_.99 + z_.8) standard deviations is found with probability 0.8.
+    are symmetric around zero, for many problems otherwise. `detectable_norm` is sqrt(m) with
+
+        m = q_.99 + z_.8 sqrt(Var U_0 + 4 m lambda / P),   lambda = tr C^2 / tr C
+
+    q_.99 and Var U_0 are of U under flips, C the covariance of D: a mean that points no particular way.
 
     Args:
         gram_PP: [P, P] inner products <D_p, D_q>.
@@ -124,9 +128,18 @@ def mean_is_zero(gram_PP: Floats, *, flips: int = FLIPS, seed: int = _RNG_SEED) 
     )
     rounding = 1e-12 * float(np.abs(pairs).sum()) / scale
     p_value = (1 + int((flipped >= observed - rounding).sum())) / (1 + flips)
-    reach = NormalDist().inv_cdf(1 - ALPHA) + NormalDist().inv_cdf(POWER)
-    detectable = math.sqrt(reach * float(flipped.std()))
+    detectable = _detectable_norm(flipped, spread=float(np.trace(gram_PP)) / P, problems=P)
     return MeanTest(mean_norm_sq=observed, p_value=p_value, detectable_norm=detectable, problems=P)
+
+
+def _detectable_norm(flipped_F: Floats, *, spread: float, problems: int) -> float:
+    noise, threshold = float(flipped_F.var()), float(np.quantile(flipped_F, 1 - ALPHA))
+    # Var U_0 = 2 tr C^2 / (P (P - 1)), and tr C is the mean of |D|^2.
+    eigenvalue = noise * problems * (problems - 1) / 2.0 / spread if spread > 0 else 0.0
+    found = threshold
+    for _ in range(50):
+        found = threshold + NormalDist().inv_cdf(POWER) * math.sqrt(noise + 4.0 * found * eigenvalue / problems)
+    return math.sqrt(max(found, 0.0))
 
 
 def _flipped(pairs_PP: Floats, rng: np.random.Generator, count: int) -> Floats:

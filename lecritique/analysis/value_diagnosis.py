@@ -23,6 +23,7 @@ from lecritique.analysis.value_statistics import (
     reliability_curve,
     resampled_calibration,
     resampled_fit,
+    resampled_fits,
 )
 from lecritique.analysis.value_tokens import (
     VALUE_COLUMNS,
@@ -82,7 +83,7 @@ def diagnose_values(directory: str | Path, settings: Settings | None = None) -> 
         told = f" {cautions[0]}" if cautions else ""
         raise DataError(f"{directory} has no saved rollout with a reward and a value target.{told}")
     draws = Resampling(len(problems), replicates=settings.replicates)
-    bounds = length_tertile_bounds(np.concatenate([found.lengths_of_rollouts for found in tokens.values()]))
+    bounds = length_tertile_bounds(np.concatenate([found.rollout_length for found in tokens.values()]))
     return {
         "schema": VALUES_SCHEMA,
         "directory": str(directory),
@@ -119,41 +120,57 @@ def _tokens_of(
 
 def _arm(tokens: ValueTokens, draws: Resampling, settings: Settings, bounds: tuple[float, float]) -> dict[str, Any]:
     slices = _slices(tokens, settings, bounds)
-    critics = {}
-    for name, predictions in ((CRITIC, tokens.values), (LEAVE_ONE_OUT, tokens.baselines)):
-        if np.isfinite(predictions).any():
-            critics[name] = _critic(tokens, predictions, draws, settings, slices)
-    both = np.isfinite(tokens.values) & np.isfinite(tokens.baselines)
+    predictions = {CRITIC: tokens.values.astype(np.float64), LEAVE_ONE_OUT: tokens.baselines}
+    known = {name: np.isfinite(column) for name, column in predictions.items()}
+    fits = {name: _fits(tokens, predictions[name], slices, known[name], draws) for name in known if known[name].any()}
+    both = known[CRITIC] & known[LEAVE_ONE_OUT]
+    against = None
+    if both.any():
+        of_both = [
+            fits[name] if np.array_equal(known[name], both) else _fits(tokens, predictions[name], slices, both, draws)
+            for name in (CRITIC, LEAVE_ONE_OUT)
+        ]
+        against = {
+            kind: {label: _record(one.minus(of_both[1][kind][label])) for label, one in fitted.items()}
+            for kind, fitted in of_both[0].items()
+        }
     return {
         "tokens": len(tokens),
         "tokens_left_out": tokens.left_out,
-        "rollouts": len(tokens.lengths_of_rollouts),
-        "problems": len(np.unique(tokens.problem)),
-        "critics": critics,
-        "critic_minus_leave_one_out": {
-            kind: {label: _record(_against_group(tokens, chosen & both, draws)) for label, chosen in masks.items()}
-            for kind, masks in slices.items()
-        }
-        if both.any()
-        else None,
+        "rollouts": len(tokens.rollout_reward),
+        "problems": len(np.unique(tokens.rollout_problem)),
+        "critics": {
+            name: {
+                **{
+                    kind: {label: _counted_record(fit) for label, fit in fitted.items()}
+                    for kind, fitted in fits[name].items()
+                },
+                **_calibration_record(tokens, predictions[name], known[name], draws, settings),
+            }
+            for name in fits
+        },
+        "critic_minus_leave_one_out": against,
     }
 
 
-def _critic(
-    tokens: ValueTokens, predictions: Floats, draws: Resampling, settings: Settings, slices: dict[str, dict[str, Mask]]
+def _fits(
+    tokens: ValueTokens, predictions: Floats, slices: dict[str, dict[str, Mask]], known: Mask, draws: Resampling
+) -> dict[str, dict[str, Resampled]]:
+    """The fit on every slice."""
+    chosen = (mask & known for masks in slices.values() for mask in masks.values())
+    found = iter(resampled_fits((_columns(tokens, predictions, each) for each in chosen), draws))
+    return {kind: {label: next(found) for label in masks} for kind, masks in slices.items()}
+
+
+def _calibration_record(
+    tokens: ValueTokens, predictions: Floats, known: Mask, draws: Resampling, settings: Settings
 ) -> dict[str, Any]:
-    known = np.isfinite(predictions)
-    calibration = _calibration(tokens, predictions, known, draws, settings)
+    found = _calibration(tokens, predictions, known, draws, settings)
+    if found is None:
+        return {"calibration": None, "reliability": None}
     return {
-        **{
-            kind: {
-                label: _counted_record(resampled_fit(*_columns(tokens, predictions, chosen & known), draws))
-                for label, chosen in masks.items()
-            }
-            for kind, masks in slices.items()
-        },
-        "calibration": None if calibration is None else _record(calibration.intervals()),
-        "reliability": None if calibration is None else reliability_curve(predictions[known], tokens.rewards[known]),
+        "calibration": _record(found.intervals()),
+        "reliability": reliability_curve(predictions[known], tokens.rewards[known]),
     }
 
 
@@ -173,12 +190,8 @@ def _slices(tokens: ValueTokens, settings: Settings, bounds: tuple[float, float]
 
 
 def _columns(tokens: ValueTokens, predictions: Floats, chosen: Mask) -> tuple[Floats, Floats, NDArray[np.int64]]:
-    return predictions[chosen], tokens.targets[chosen], tokens.problem[chosen]
-
-
-def _against_group(tokens: ValueTokens, chosen: Mask, draws: Resampling) -> dict[str, BootstrapInterval]:
-    critic = resampled_fit(*_columns(tokens, tokens.values, chosen), draws)
-    return critic.minus(resampled_fit(*_columns(tokens, tokens.baselines, chosen), draws))
+    problem = tokens.rollout_problem[tokens.rollout[chosen]]
+    return predictions[chosen], tokens.targets[chosen].astype(np.float64), problem
 
 
 def _calibration(
@@ -199,11 +212,10 @@ def _paired(tokens: Mapping[str, ValueTokens], draws: Resampling, settings: Sett
         if not len(shared):
             continue
         chosen = [known & np.isin(of.problem, shared) for of, known in ((of_a, with_a), (of_b, with_b))]
-        fits = [resampled_fit(*_columns(of, of.values, c), draws) for of, c in zip((of_a, of_b), chosen, strict=True)]
+        pairs = [(of, of.values.astype(np.float64), c) for of, c in zip((of_a, of_b), chosen, strict=True)]
+        fits = [resampled_fit(*_columns(*pair), draws) for pair in pairs]
         differences = fits[0].minus(fits[1])
-        calibrations = [
-            _calibration(of, of.values, c, draws, settings) for of, c in zip((of_a, of_b), chosen, strict=True)
-        ]
+        calibrations = [_calibration(*pair, draws, settings) for pair in pairs]
         if calibrations[0] is not None and calibrations[1] is not None:
             differences |= calibrations[0].minus(calibrations[1])
         found.append({"a": a, "b": b, "problems": len(shared), "differences": _record(differences)})

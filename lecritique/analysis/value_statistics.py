@@ -10,7 +10,7 @@ Shapes: N tokens, C problems, R replicates, B bins of the prediction, A cells of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +33,10 @@ CALIBRATION = (
     "brier", "reliability", "resolution", "uncertainty", "within_bins", "calibration_error", "auc",
 )  # fmt: skip
 AUC_CELLS = 1024
+_FEWEST_AUC_CELLS = 64
+# Counts that an AUC holds for each of success and failure: problems times cells.
+_AUC_COUNTS = 8_000_000
+_REPLICATES_AT_ONCE = 64
 # Expectations over float32 probabilities may pass an end of [0, 1] by rounding.
 _ROUNDING = 1e-6
 _UNDEFINED_VARIANCE = 1e-12
@@ -47,11 +51,23 @@ class Resampling:
     """
 
     def __init__(self, problems: int, *, replicates: int = REPLICATES) -> None:
-        draws = cluster_draws(problems, replicates=replicates)
         self.problems = problems
         self.replicates = replicates
-        self.counts_RC = np.zeros((replicates, problems))
-        np.add.at(self.counts_RC, (np.arange(replicates)[:, None], draws), 1.0)
+        # Two bytes a count: 2,000 replicates of 50,000 problems are 200 MB.
+        self._counts_RC = np.empty((replicates, problems), dtype=np.uint16)
+        for r, drawn in enumerate(cluster_draws(problems, replicates=replicates)):
+            self._counts_RC[r] = np.bincount(drawn, minlength=problems)
+
+    @property
+    def counts_RC(self) -> Floats:
+        """[R, C] how often replicate r has problem c."""
+        return self._counts_RC.astype(np.float64)
+
+    def sums(self, sums_CS: Floats) -> Floats:
+        """[R, S] sums over the drawn problems."""
+        counts = self._counts_RC
+        parts = [counts[r : r + _REPLICATES_AT_ONCE] for r in range(0, self.replicates, _REPLICATES_AT_ONCE)]
+        return np.concatenate([part.astype(np.float64) @ sums_CS for part in parts])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,25 +101,36 @@ class Resampled:
 
 
 def resampled_fit(predictions_N: Floats, targets_N: Floats, problem_N: Integers, draws: Resampling) -> Resampled:
-    """Explained variance, bias and mean squared error of predictions of the targets.
+    """`resampled_fits` of one set of tokens."""
+    return resampled_fits([(predictions_N, targets_N, problem_N)], draws)[0]
+
+
+def resampled_fits(subsets: Iterable[tuple[Floats, Floats, Integers]], draws: Resampling) -> list[Resampled]:
+    """Explained variance, bias and mean squared error of predictions of the targets, on several sets of tokens.
 
         EV = 1 - Var(G - V) / Var(G),   bias = mean(V - G),   MSE = mean (V - G)^2
 
     Args:
-        predictions_N: [N], finite, reward units.
-        targets_N: [N], finite, reward units.
-        problem_N: [N], in [0, C).
+        subsets: of each set the predictions [N] and targets [N], finite, reward units, and the problems [N] in [0, C).
         draws: of the problems.
 
     Returns:
-        EV is NaN where Var(G) < 1e-12, all are NaN of no tokens.
+        one a set; EV is NaN where Var(G) < 1e-12, all are NaN of no tokens.
 
     Source: LC section 4.3; method sheet sections 3 and 8.
     """
-    centre = float(targets_N.mean()) if len(targets_N) else 0.0
-    error, target = predictions_N - targets_N, targets_N - centre
-    sums = _per_problem([np.ones_like(error), error, error**2, target, target**2], problem_N, draws.problems)
-    return _resampled(_fit, sums, problem_N, draws)
+    sums, sizes = [], []
+    for predictions_N, targets_N, problem_N in subsets:
+        centre = float(targets_N.mean()) if len(targets_N) else 0.0
+        with np.errstate(over="ignore", invalid="ignore"):
+            columns = _powers(predictions_N - targets_N, targets_N - centre)
+            sums.append(_per_problem(columns, problem_N, draws.problems))
+        sizes.append(len(targets_N))
+    replicated_R5 = np.split(draws.sums(np.concatenate(sums, axis=1)), len(sums), axis=1) if sums else []
+    return [
+        _resampled(_fit, own, replicated, tokens=size)
+        for own, replicated, size in zip(sums, replicated_R5, sizes, strict=True)
+    ]
 
 
 def resampled_calibration(
@@ -119,8 +146,9 @@ def resampled_calibration(
 
         as `brier_parts` with bins, `expected_calibration_error` and `area_under_curve` say
 
-    AUC of a replicate counts predictions in at most 1,024 cells of the ranks, ties in a cell half: exact up to 1,024
-    distinct predictions, off by less than 1/2 of the largest cell's share of pairs beyond. The estimate is made alike.
+    AUC counts predictions in cells of the ranks, ties in a cell half: exact up to as many distinct predictions as there
+    are cells, off by less than 1/2 of the largest cell's share of pairs beyond. There are 1,024 cells, fewer from 8,000
+    problems on and 64 at least.
 
     Args:
         predictions_N: [N], finite, reward units.
@@ -138,21 +166,22 @@ def resampled_calibration(
     if not len(predictions_N) or not (_are_probabilities(predictions_N) and _are_probabilities(outcomes_N)):
         return None
     p, y = np.clip(predictions_N, 0.0, 1.0), np.clip(outcomes_N, 0.0, 1.0)
+    plain = _per_problem(_products(p, y), problem_N, draws.problems)
     place = np.minimum((p * bins).astype(np.int64), bins - 1)
-    plain = _per_problem([np.ones_like(p), p * p, p * y, y, y * y], problem_N, draws.problems)
-    binned = [_in_cells(w, place, bins, problem_N, draws.problems) for w in (np.ones_like(p), p, y)]
-    cell, cells = rank_cells(p)
+    binned = [_in_cells(w, place, bins, problem_N, draws.problems) for w in (None, p, y)]
+    del y, place  # a hundred MB each where there are millions of tokens
+    cell, cells = rank_cells(p, max(_FEWEST_AUC_CELLS, min(AUC_CELLS, _AUC_COUNTS // draws.problems)))
     ranked = [_in_cells(w.astype(np.float64), cell, cells, problem_N, draws.problems) for w in (correct_N, ~correct_N)]
+    del cell
     # One after the other: [R, A] is held for one of the two only.
-    calibration = _resampled(
-        lambda sums: _calibration(sums, bins), np.concatenate([plain, *binned], axis=1), problem_N, draws
-    )
-    auc = _resampled(_auc, np.concatenate(ranked, axis=1), problem_N, draws)
+    of_bins, of_ranks = np.concatenate([plain, *binned], axis=1), np.concatenate(ranked, axis=1)
+    calibration = _resampled(lambda sums: _calibration(sums, bins), of_bins, draws.sums(of_bins), tokens=len(p))
+    auc = _resampled(_auc, of_ranks, draws.sums(of_ranks), tokens=len(p))
     return Resampled(
         estimates={**calibration.estimates, **auc.estimates},
         replicates={**calibration.replicates, **auc.replicates},
-        problems=calibration.problems,
-        tokens=calibration.tokens,
+        problems=len(np.unique(problem_N)),
+        tokens=len(p),
     )
 
 
@@ -175,39 +204,58 @@ def reliability_curve(
 
 def rank_cells(p_N: Floats, most: int = AUC_CELLS) -> tuple[Integers, int]:
     """A cell for each prediction, in order, equal ones in one cell; and how many cells there are."""
-    distinct, place, count = np.unique(p_N, return_inverse=True, return_counts=True)
+    distinct, count = np.unique(p_N, return_counts=True)
     if len(distinct) <= most:
-        return place, len(distinct)
+        return np.searchsorted(distinct, p_N), len(distinct)
     cell_of = np.minimum(((np.cumsum(count) - count / 2) * most / len(p_N)).astype(np.int64), most - 1)
-    return cell_of[place], most
+    lowest = distinct[np.searchsorted(cell_of, np.unique(cell_of))]
+    return np.searchsorted(lowest, p_N, side="right") - 1, len(lowest)
 
 
 def _are_probabilities(x: Floats) -> bool:
     return bool(x.min() >= -_ROUNDING and x.max() <= 1.0 + _ROUNDING)
 
 
-def _per_problem(columns: list[Floats], problem_N: Integers, problems: int) -> Floats:
+def _powers(error_N: Floats, target_N: Floats) -> Iterator[Floats | None]:
+    """What `_fit` sums, one column at a time; None counts."""
+    yield None
+    for column in (error_N, target_N):
+        yield column
+        yield column**2
+
+
+def _products(p_N: Floats, y_N: Floats) -> Iterator[Floats | None]:
+    """What `_calibration` sums beside its bins, one column at a time; None counts."""
+    yield None
+    yield p_N * p_N
+    yield p_N * y_N
+    yield y_N
+    yield y_N * y_N
+
+
+def _per_problem(columns: Iterable[Floats | None], problem_N: Integers, problems: int) -> Floats:
     """[C, S] sums of each column over the tokens of each problem."""
     return np.stack([np.bincount(problem_N, weights=column, minlength=problems) for column in columns], axis=1)
 
 
-def _in_cells(weights_N: Floats, place_N: Integers, cells: int, problem_N: Integers, problems: int) -> Floats:
-    """[C, cells] sums of the weights."""
+def _in_cells(weights_N: Floats | None, place_N: Integers, cells: int, problem_N: Integers, problems: int) -> Floats:
+    """[C, cells] sums of the weights; None counts."""
     flat = np.bincount(problem_N * cells + place_N, weights=weights_N, minlength=problems * cells)
-    return flat.reshape(problems, cells)
+    return flat.astype(np.float64).reshape(problems, cells)
 
 
 def _resampled(
-    of_sums: Callable[[Floats], dict[str, Floats]], sums_CS: Floats, problem_N: Integers, draws: Resampling
+    of_sums: Callable[[Floats], dict[str, Floats]], sums_CS: Floats, replicated_RS: Floats, *, tokens: int
 ) -> Resampled:
+    """Statistics of sums whose first column counts the tokens of each problem, or of ranks."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         whole = of_sums(sums_CS.sum(axis=0, keepdims=True))
-        replicated = of_sums(draws.counts_RC @ sums_CS)
+        replicated = of_sums(replicated_RS)
     return Resampled(
         estimates={name: float(column[0]) for name, column in whole.items()},
         replicates=replicated,
-        problems=len(np.unique(problem_N)),
-        tokens=len(problem_N),
+        problems=int((sums_CS[:, 0] > 0).sum()),
+        tokens=tokens,
     )
 
 

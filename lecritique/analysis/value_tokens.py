@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,18 @@ VALUE_COLUMNS = (
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 _PerToken = list[NDArray[np.float64] | None]
-_COLUMNS = ("problem", "values", "baselines", "targets", "rewards", "position", "turn", "length")
-_INTEGERS = frozenset({"problem", "position", "turn", "length"})
+_PER_TOKEN_COLUMNS = ("values", "targets", "position", "turn")
+_KINDS: Mapping[str, type[np.generic]] = {
+    "values": np.float32,
+    "targets": np.float32,
+    "position": np.int8,
+    "turn": np.int16,
+    "rollout": np.int32,
+    "rollout_problem": np.int64,
+    "rollout_reward": np.float64,
+    "rollout_baseline": np.float64,
+    "rollout_length": np.int64,
+}
 
 
 class Problems:
@@ -48,25 +59,46 @@ class Problems:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ValueTokens:
-    """Action tokens of one arm, [N] each; values, targets, rewards and baselines are in reward units.
+    """Action tokens of one arm, [N] each, and the M rollouts that they are of.
 
-    `values` and `baselines` (the mean reward of the other members of the group) are NaN where there is none. `length`
-    is the number of action tokens of the response that the token is in; `left_out` tokens had no finite target.
+    Kept narrow, for millions of tokens; values, targets, rewards and baselines are in reward units. `values` and
+    `rollout_baseline` (the mean reward of the other members of the group) are NaN where there is none. `left_out`
+    tokens had no finite target.
     """
 
-    problem: Integers
-    values: Floats
-    baselines: Floats
-    targets: Floats
-    rewards: Floats
-    position: Integers
-    turn: Integers
-    length: Integers
-    lengths_of_rollouts: Integers
+    values: NDArray[np.float32]
+    targets: NDArray[np.float32]
+    position: NDArray[np.int8]
+    turn: NDArray[np.int16]
+    rollout: NDArray[np.int32]
+    rollout_problem: Integers
+    rollout_reward: Floats
+    rollout_baseline: Floats
+    rollout_length: Integers
     left_out: int = 0
 
     def __len__(self) -> int:
         return len(self.targets)
+
+    @property
+    def problem(self) -> Integers:
+        """The problem of each token."""
+        return self.rollout_problem[self.rollout]
+
+    @property
+    def rewards(self) -> Floats:
+        """The reward of each token's rollout."""
+        return self.rollout_reward[self.rollout]
+
+    @property
+    def baselines(self) -> Floats:
+        """The leave-one-out baseline of each token's rollout."""
+        return self.rollout_baseline[self.rollout]
+
+    @property
+    def length(self) -> Integers:
+        """Action tokens of each token's response."""
+        return self.rollout_length[self.rollout]
 
 
 def read_value_tokens(table: RolloutTable, problems: Problems) -> ValueTokens:
@@ -79,27 +111,38 @@ def read_value_tokens(table: RolloutTable, problems: Problems) -> ValueTokens:
     Raises:
         DataError: the file's task ids or prompts cannot be read.
     """
-    pieces: list[dict[str, Any]] = []
-    left_out = 0
-    for piece in _episodes(table, problems):
-        known = np.isfinite(piece["targets"])
-        left_out += int((~known).sum())
-        pieces.append({name: column[known] for name, column in piece.items()})
-    columns = {name: np.concatenate([piece[name] for piece in pieces] or [np.zeros(0)]) for name in _COLUMNS}
-    lengths = [int(piece["length"][0]) for piece in pieces if len(piece["length"])]
-    return _of_columns(columns, np.array(lengths, dtype=np.int64), left_out)
+    episodes = list(_episodes(table, problems))
+    tokens = [each.tokens for each in episodes]
+    known = [np.isfinite(columns["targets"]) for columns in tokens]
+    kept = [int(keep.sum()) for keep in known]
+    return _of_columns(
+        {name: [c[name][keep] for c, keep in zip(tokens, known, strict=True)] for name in _PER_TOKEN_COLUMNS}
+        | {"rollout": [np.repeat(np.arange(len(episodes)), kept)]}
+        | {
+            "rollout_problem": [np.array([each.problem for each in episodes])],
+            "rollout_reward": [np.array([each.reward for each in episodes])],
+            "rollout_baseline": [np.array([each.baseline for each in episodes])],
+            "rollout_length": [np.array([len(columns["targets"]) for columns in tokens])],
+        },
+        left_out=sum(map(len, known)) - sum(kept),
+    )
 
 
 def merged_tokens(parts: Sequence[ValueTokens]) -> ValueTokens:
     """The tokens of several files."""
-    columns = {name: np.concatenate([getattr(part, name) for part in parts] or [np.zeros(0)]) for name in _COLUMNS}
-    lengths = np.concatenate([part.lengths_of_rollouts for part in parts] or [np.zeros(0, dtype=np.int64)])
-    return _of_columns(columns, lengths, sum(part.left_out for part in parts))
+    first = np.cumsum([0, *(len(part.rollout_reward) for part in parts)])
+    columns = {name: [getattr(part, name) for part in parts] for name in _KINDS if name != "rollout"}
+    rollouts = [part.rollout + start for part, start in zip(parts, first, strict=False)]
+    return _of_columns(columns | {"rollout": rollouts}, left_out=sum(part.left_out for part in parts))
 
 
-def _of_columns(columns: Mapping[str, NDArray[Any]], lengths: Integers, left_out: int) -> ValueTokens:
-    typed = {name: columns[name].astype(np.int64 if name in _INTEGERS else np.float64) for name in _COLUMNS}
-    return ValueTokens(**typed, lengths_of_rollouts=lengths, left_out=left_out)
+def _of_columns(columns: Mapping[str, Sequence[NDArray[Any]]], *, left_out: int) -> ValueTokens:
+    with np.errstate(over="ignore"):  # a target beyond float32 is no target
+        typed = {
+            name: np.concatenate([np.asarray(part, dtype=kind) for part in columns[name]] or [np.zeros(0, dtype=kind)])
+            for name, kind in _KINDS.items()
+        }
+    return ValueTokens(**typed, left_out=left_out)
 
 
 def others_mean(rewards_K: Sequence[float]) -> Floats:
@@ -115,8 +158,18 @@ def others_mean(rewards_K: Sequence[float]) -> Floats:
     return found
 
 
-def _episodes(table: RolloutTable, problems: Problems) -> Iterator[dict[str, Any]]:
-    """The columns of each episode that has a reward and action tokens."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Episode:
+    """An episode with a reward: its tokens' columns, and what they share."""
+
+    problem: int
+    reward: float
+    baseline: float
+    tokens: dict[str, NDArray[Any]]
+
+
+def _episodes(table: RolloutTable, problems: Problems) -> Iterator[_Episode]:
+    """The episodes that have a reward and action tokens."""
     rewards = table.scalars("reward")
     values, targets, masks, turns = (
         table.per_token(name) for name in ("values", "value_targets", "action_mask", "turn_index")
@@ -125,22 +178,27 @@ def _episodes(table: RolloutTable, problems: Problems) -> Iterator[dict[str, Any
     episodes = list(table.episodes())
     baselines = _baselines(episodes, rewards)
     for episode, rows in episodes:
-        reward = rewards[rows[0]]
+        reward = float(rewards[rows[0]])
         G, turn = _joined(targets, masks, rows), _joined(turns, masks, rows)
         if not math.isfinite(reward) or G is None or turn is None or not len(G):
             continue
         V = _joined(values, masks, rows)
-        T = len(G)
-        yield {
-            "problem": np.full(T, problems.number(episode[1], task_ids[rows[0]], prompts[rows[0]])),
-            "values": np.full(T, np.nan) if V is None else V,
-            "baselines": np.full(T, baselines[episode]),
-            "targets": G,
-            "rewards": np.full(T, reward),
-            "position": position_bins(T),
-            "turn": np.nan_to_num(turn).astype(np.int64),
-            "length": np.full(T, T),
-        }
+        yield _Episode(
+            problem=problems.number(episode[1], task_ids[rows[0]], prompts[rows[0]]),
+            reward=reward,
+            baseline=baselines[episode],
+            tokens={
+                "values": np.full(len(G), np.nan) if V is None else V,
+                "targets": G,
+                "position": _bins_of(len(G)),
+                "turn": np.where(np.isfinite(turn), turn, 0.0),
+            },
+        )
+
+
+@lru_cache(maxsize=1024)
+def _bins_of(actions: int) -> Integers:
+    return position_bins(actions)
 
 
 def _baselines(episodes: Sequence[tuple[Any, list[int]]], rewards: Floats) -> dict[Any, float]:

@@ -118,6 +118,59 @@ def _write(write: Callable[[], object], target: Path) -> None:
     console.print(f"json: {target}", soft_wrap=True)
 
 
+@diagnose.command("gradients")
+def gradients(
+    target: Annotated[str, typer.Argument(metavar="RECIPE|RUN", help="A recipe, a run or a comparison.")],
+    overrides: Overrides = None,
+    problems: Annotated[int, typer.Option(min=2, help="Rows, one group of rollouts each.")] = 64,
+    warmup_batches: Annotated[
+        int, typer.Option(min=0, help="Of a recipe: rollout batches that the critics are trained on first.")
+    ] = 20,
+    out: Annotated[Path | None, typer.Option(help="Also write what was found as JSON.")] = None,
+) -> None:
+    """How much gradient variance does each baseline leave, on the same trajectories?
+
+    Trace of the covariance of a trajectory's policy gradient relative to no baseline, with bootstrap intervals over
+    problems. A recipe gives the base policy and critics of the arms `value` and `pvf`; a run or a comparison its own.
+    """
+    from lecritique.analysis.gradient_study import study_gradients
+    from lecritique.analysis.study_subject import CRITICS, open_subject
+    from lecritique.runs.directory import write_json
+
+    subject = open_subject(target, overrides or [], arm=None, critics=CRITICS, warmup_batches=warmup_batches)
+    try:
+        found = study_gradients(subject, problems=problems)
+    finally:
+        subject.parts.engine.close()
+    _print_gradients(found)
+    if out is not None:
+        _write(lambda: write_json(out, found), out)
+
+
+def _print_gradients(found: dict[str, Any]) -> None:
+    error = found["relative_error_of_a_norm"]
+    how = "exact" if not error else f"a sketch of {found['numbers_kept']:,} numbers, {error:.1%} off a squared norm"
+    console.print(
+        f"{found['origin']}: {found['rollouts']} rollouts on {found['problems']} problems, "
+        f"{found['parameters']:,} parameters, {how}",
+        soft_wrap=True,
+    )
+    shown = Table(title="variance of the policy gradient; in brackets the 95% interval over problems", box=None)
+    for head in ("baseline", "trace", "of none", "mean of a group, of none"):
+        shown.add_column(head, justify="left" if head == "baseline" else "right")
+    for name, entry in found["estimators"].items():
+        ratios = [bracketed(entry[kind]["ratio"]) for kind in ("trajectory", "group")]
+        shown.add_row(name.replace("_", "-"), number(entry["trajectory"]["trace"]), *ratios)
+    console.print(shown)
+    tether = found["tether"]
+    if tether is not None:
+        console.print(
+            f"rho of {tether['critic']}: {bracketed(tether['rho'])}, weighted by score norms "
+            f"{bracketed(tether['score_norm_optimum'])}, on {tether['tokens']} tokens",
+            soft_wrap=True,
+        )
+
+
 def write_results(found: dict[str, Any], html: str, target: Path) -> None:
     """Write a page and the JSON that it was made from beside it, and say where they are.
 

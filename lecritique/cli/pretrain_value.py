@@ -37,7 +37,7 @@ def pretrain_value(
         float, typer.Option(min=0.001, max=0.999, help="Share of problems held out, where the recipe keeps none.")
     ] = 0.2,
     measurements: Annotated[int, typer.Option(min=1, help="Points of the curve beside the first.")] = 8,
-    balance: Annotated[bool, typer.Option(help="Repeat the fewer of right and wrong responses.")] = True,
+    balance: Annotated[bool, typer.Option(help="Repeat wrong responses where they are fewer than right ones.")] = True,
     max_seconds: Annotated[float | None, typer.Option(min=0, help="Stop fitting each critic after so long.")] = None,
 ) -> None:
     """Fit critics to the returns of fixed responses, before any training; held-out problems say how good they are.

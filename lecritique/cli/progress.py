@@ -65,6 +65,8 @@ class TrainProgress:
             parts.append(f"EV {number(metrics.get('explained_variance'))}")
         if "rho" in metrics:
             parts.append(f"rho {number(metrics['rho'])}")
+        if "evaluation_score" in metrics:
+            parts.append(f"held out {number(metrics['evaluation_score'])}")
         parts.append(f"{metrics['tokens_per_second']:,.0f} tok/s")
         parts.append(f"{duration(seconds_left)} left")
         return "  ".join(parts)

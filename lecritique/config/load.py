@@ -168,7 +168,8 @@ def _shared_by_arms(recipe: Recipe, overrides: Sequence[str]) -> tuple[tuple[Con
         try:
             config = _composed(recipe, arm=arm, overrides=without_arm)
         except ConfigurationError:
-            continue  # an arm that these overrides do not fit cannot be compared with the others
+            # An arm that these overrides do not fit: what it may see is not theirs to change.
+            config = _composed(recipe, arm=arm, overrides=())
         context, content = config.critic.context, teacher_content(config)
         if not isinstance(context, NoContext | SiblingsContext) and context not in found:
             found.append(context)

@@ -57,7 +57,7 @@ class RunDirectory:
             path.mkdir(parents=True, exist_ok=True)
             directory = cls(path)
             write_json(path / "config.json", config.model_dump(mode="json"))
-            directory._lock = _locked(path / "config.json")
+            directory._lock = locked(path / "config.json")
             write_json(path / "environment.json", environment())
         except OSError as error:
             raise ConfigurationError(f"'{path}' cannot be used as a run directory: {error}.") from error
@@ -118,7 +118,7 @@ class RunDirectory:
             raise ConfigurationError(_no_run(path))
         directory = cls(path)
         try:
-            directory._lock = _locked(path / "config.json")
+            directory._lock = locked(path / "config.json")
         except BlockingIOError as error:
             raise ConfigurationError(
                 f"'{path}' is being written by a run that is still going; wait for it or end it."
@@ -160,7 +160,7 @@ class RunDirectory:
         path = self.path / "config.json"
         aside = path.with_suffix(".json.tmp")
         _write_text(aside, config.model_dump(mode="json"))
-        lock = _locked(aside)
+        lock = locked(aside)
         os.replace(aside, path)
         self.close()
         self._lock = lock
@@ -243,7 +243,7 @@ def is_being_written(path: Path) -> bool:
     return False
 
 
-def _locked(path: Path) -> BinaryIO | None:
+def locked(path: Path) -> BinaryIO | None:
     """The file, opened and locked for as long as the process lives; None where there are no locks.
 
     The system lets go of it however the process ends.

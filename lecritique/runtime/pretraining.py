@@ -132,7 +132,7 @@ def fit_critic(
 
     Args:
         base: model and resolved configuration: seed, optimizer, batch size (`critic.replay.batch_size`).
-        train: what it is fitted on; the fewer of right and wrong ones are repeated with `balance`.
+        train: what it is fitted on; wrong ones that are fewer are repeated with `balance`.
         held_out: of other problems.
         epochs: how often the balanced responses are gone through.
         measurements: points of the curve beside the first, evenly spaced.

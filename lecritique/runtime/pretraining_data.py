@@ -179,23 +179,22 @@ def is_right(trajectory: Trajectory, reward_range: tuple[float, float]) -> bool:
 
 
 def balanced_indices(right_N: NDArray[np.bool_], *, seed: int) -> NDArray[np.int64]:
-    """Indices of responses in which right and wrong ones are as many, the fewer ones repeated (VP appendix C).
+    """Indices of responses in which wrong ones are repeated until they are as many as the right ones (VP appendix C).
 
-    Whole copies first, then some of them drawn without replacement: no response occurs twice more than another of its
-    kind. With only one kind there is nothing to balance.
+    Whole copies first, then some of them drawn without replacement: no wrong response occurs twice more than another.
+    Where they are as many already, or there is none, everything stays as it is: right ones are never repeated, for a
+    critic that has seen too many of them overrates what the policy does.
 
     Args:
         right_N: which responses are right.
         seed: of the draw.
 
     Returns:
-        [M] with M twice the number of the more frequent kind, all responses among them, in order.
+        [M], all responses among them, in order.
     """
-    few, many = np.flatnonzero(right_N), np.flatnonzero(~right_N)
-    if len(few) > len(many):
-        few, many = many, few
-    if not len(few):
+    right, wrong = np.flatnonzero(right_N), np.flatnonzero(~right_N)
+    if not len(wrong) or len(wrong) >= len(right):
         return np.arange(len(right_N))
-    copies, rest = divmod(len(many), len(few))
-    drawn = np.random.default_rng(seed).choice(few, size=rest, replace=False)
-    return np.sort(np.concatenate([many, np.tile(few, copies), drawn]))
+    copies, rest = divmod(len(right), len(wrong))
+    drawn = np.random.default_rng(seed).choice(wrong, size=rest, replace=False)
+    return np.sort(np.concatenate([right, np.tile(wrong, copies), drawn]))

@@ -61,7 +61,7 @@ class ThreadRole(ABC):
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._stopping = threading.Event()
         self._failed = False
-        self._thread = threading.Thread(target=self._live, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._live, name=f"lecritique {name}", daemon=True)
         self._started = False
 
     def start(self) -> None:
