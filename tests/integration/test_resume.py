@@ -102,7 +102,21 @@ def events(path: Path, kind: str) -> list[dict]:
     return [row for row in rows if row["kind"] == kind]
 
 
-@pytest.mark.parametrize("name", ARMS)
+# Those that differ most; the others are variants of them and take their turn in `make test-all`.
+IN_EVERY_RUN = {
+    "mean",
+    "tether",
+    "evpo lagged",
+    "adaptive lambda",
+    "an update every second step",
+    "siblings",
+    "vaspo",
+    "dapo",
+}
+NAMES = [name if name in IN_EVERY_RUN else pytest.param(name, marks=pytest.mark.slow) for name in ARMS]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_fault_43_interrupted_and_resumed_equals_uninterrupted(tmp_path, name):
     arm, overrides = ARMS[name]
     straight = run_to_the_end(tmp_path / "straight", arm, *overrides)

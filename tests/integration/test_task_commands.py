@@ -64,10 +64,10 @@ def test_validate_all_prints_every_outcome_and_its_exit_code(capfd, monkeypatch)
 
 
 def test_the_mixture_is_a_recipe_that_composes(capfd, monkeypatch):
-    answer = call(capfd, monkeypatch, "train", "reasoning-gym", "--dry-run", "task.rows=30")
-    assert answer.code in (0, 2), answer.err
-    if answer.code == 2:  # its model is on a hub that is not reached here; everything before it was read
-        assert "Qwen3-4B" in answer.err + answer.out
+    # Its own model is on a hub; asking for that takes most of a minute where there is no network.
+    small = ("model.name=tiny", "sampling.max_total_tokens=4096", "sampling.max_turn_tokens=2048")
+    answer = call(capfd, monkeypatch, "train", "reasoning-gym", "--dry-run", "task.rows=30", *small)
+    assert answer.code == 0, answer.err
 
 
 def test_recipes_of_tasks_name_options_that_exist():

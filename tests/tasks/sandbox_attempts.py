@@ -164,14 +164,14 @@ ATTEMPTS: dict[str, tuple[tuple[str, ...], str]] = {
     "imitate the result on every descriptor": (
         ("killed", "error"), "import json\nforged = {{'token': '0' * 32, 'kind': 'output', 'value': 7}}\n"
         "data = json.dumps(forged).encode()\n"
-        "for descriptor in range(3, 64):\n    try:\n        os.write(descriptor, len(data).to_bytes(8, 'big') + data)\n"
+        "for descriptor in range(3, 4096):\n    try:\n        os.write(descriptor, len(data).to_bytes(8, 'big') + data)\n"
         "    except OSError:\n        pass\nsys.exit(1)"
     ),
     "a result that claims to be huge": (
-        ("killed",), "for descriptor in range(3, 64):\n    try:\n        os.write(descriptor, b'\\xff' * 8)\n"
+        ("killed",), "for descriptor in range(3, 4096):\n    try:\n        os.write(descriptor, b'\\xff' * 8)\n"
         "    except OSError:\n        pass"
     ),
-    "close every descriptor": (("killed",), "os.closerange(0, 64)"),
+    "close every descriptor": (("killed",), "os.closerange(0, 4096)"),
     "replace the worker's own tools": (
         ("output", "error", "killed"), "import json, builtins\njson.dumps = lambda *a, **k: 1 / 0\n"
         "builtins.print = None\nos.write = None"

@@ -14,13 +14,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lecritique.config.load import Recipe, compose
 from lecritique.core.errors import ConfigurationError, EnvironmentFailure, VerifierFailure
 from lecritique.core.ids import GroupId
 from lecritique.core.rollout import Completion, GroupRequest, Sampling
 from lecritique.core.task import Message
 from lecritique.rollout.driver import GroupDriver
+from lecritique.runtime.build import build, load_base
 from lecritique.tasks.junk import JUNK
 from lecritique.tasks.registry import load_environment
+from tests.integration.short_runs import trained
 
 HERE = importlib.util.find_spec("verifiers") is not None
 if not HERE and os.environ.get("LECRITIQUE_REQUIRE_VERIFIERS") == "1":
@@ -213,3 +216,28 @@ def test_our_driver_plays_a_group_of_several_turns():
     first, second = driver.rollouts
     assert (first.reward, second.reward, first.error, second.error) == (1.0, 0.0, None, None)
     assert [turn.text for turn in first.turns] == ["3", "7"] and len(second.turns) == 2
+
+
+def trained_config(taskset):
+    tree = {
+        "run": {"steps": 2},
+        "task": {"type": "verifiers", "taskset": taskset},
+        "sampling": {"max_turn_tokens": 8},
+        "rollout": {"batch_size": 8, "group_size": 4},
+        "estimator": {"type": "value"},
+        "critic": {"context": {"type": "env"}, "warmup_updates": 0, "replay": {"refill_size": 8}},
+        "runtime": {"loop": "synchronous"},
+    }
+    return compose(Recipe(name="own", text="", tree=tree, arms={}, default_arm=None), overrides=())
+
+
+@needs_verifiers
+@pytest.mark.parametrize("taskset", ["toy_sums", "toy_guessing"])
+def test_two_steps_train_with_the_value_function_prompt_as_the_critics_context(taskset):
+    parts = build(load_base(trained_config(taskset)))
+    task = parts.environment.task(1)
+    inserted = parts.learner.context(task)
+    assert task.env in parts.renderer.decode(inserted.token_ids)
+    rows = trained(parts)
+    assert [row["value_updates"] for row in rows] == [1, 2]
+    assert all(row["rollouts_failed"] == 0 for row in rows)
