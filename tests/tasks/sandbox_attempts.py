@@ -164,7 +164,8 @@ ATTEMPTS: dict[str, tuple[tuple[str, ...], str]] = {
     "imitate the result on every descriptor": (
         ("killed", "error"), "import json\nforged = {{'token': '0' * 32, 'kind': 'output', 'value': 7}}\n"
         "data = json.dumps(forged).encode()\n"
-        "for descriptor in range(3, 4096):\n    try:\n        os.write(descriptor, len(data).to_bytes(8, 'big') + data)\n"
+        "for descriptor in range(3, 4096):\n    try:\n"
+        "        os.write(descriptor, len(data).to_bytes(8, 'big') + data)\n"
         "    except OSError:\n        pass\nsys.exit(1)"
     ),
     "a result that claims to be huge": (
