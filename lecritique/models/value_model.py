@@ -160,6 +160,12 @@ def _saved_loss(folder: Path) -> object:
         return None
 
 
+def value_model_folder(path: Path) -> Path | None:
+    """The folder with a saved value model: `path` itself, or where weights and runs keep theirs; None without one."""
+    places = (path, path / "critic", path / "weights" / "critic")
+    return next((folder for folder in places if (folder / "value_model.safetensors").is_file()), None)
+
+
 def load_value_weights(model: ValueModel, folder: Path, *, initialise_head: bool = False) -> None:
     """Weights of a saved value model, its head included, into `model`.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lecritique.core.errors import CheckpointError
 from lecritique.models.restoring import restore_weights
-from lecritique.models.value_model import ValueModel, load_value_weights
+from lecritique.models.value_model import ValueModel, load_value_weights, value_model_folder
 from lecritique.runs.checkpoints import FOLDER, Checkpoints, load_checkpoint
 
 
@@ -22,10 +22,10 @@ def load_critic(model: ValueModel, source: Path) -> None:
     """
     if not source.is_dir():
         raise CheckpointError(f"'critic.init' = '{source}' is not a directory; expected a run or a saved value model.")
-    for folder in (source, source / "critic", source / "weights" / "critic"):
-        if (folder / "value_model.safetensors").is_file():
-            load_value_weights(model, folder)
-            return
+    folder = value_model_folder(source)
+    if folder is not None:
+        load_value_weights(model, folder)
+        return
     path = Checkpoints(source / FOLDER).latest()
     if path is None:
         raise CheckpointError(f"'critic.init' = '{source}' holds neither a value model nor a run with a critic.")

@@ -9,7 +9,7 @@ from pathlib import Path
 from lecritique.core.errors import CheckpointError
 from lecritique.critic.served import DoubleBuffered
 from lecritique.models.loading import load_value_model
-from lecritique.models.value_model import ValueModel, load_value_weights
+from lecritique.models.value_model import ValueModel, load_value_weights, value_model_folder
 
 WEIGHTS = "value_model.safetensors"
 
@@ -80,11 +80,11 @@ def critic_folder(path: Path) -> Path:
         CheckpointError: there is none.
     """
     try:
-        for folder in (path, path / "critic", path / "weights" / "critic"):
-            if (folder / WEIGHTS).is_file():
-                return folder
+        folder = value_model_folder(path)
     except (OSError, ValueError) as error:  # a name that no file system takes
         raise CheckpointError(f"{str(path)[:200]!r} is not a path.") from error
+    if folder is not None:
+        return folder
     raise CheckpointError(
         f"'{path}' holds no saved critic: expected a run directory, its 'weights' folder, or a folder with {WEIGHTS}."
     )

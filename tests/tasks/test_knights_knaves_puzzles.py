@@ -1,9 +1,6 @@
 """Generated puzzles and their worked solutions, judged by enumeration."""
 
-import os
 import random
-import subprocess
-import sys
 import time
 
 import pytest
@@ -24,6 +21,7 @@ from lecritique.tasks.knights_knaves.wording import (
     verbose_statement,
 )
 from lecritique.tasks.registry import load_environment
+from tests.tasks.two_processes import printed_under_two_hash_seeds
 
 A, B, C = range(3)
 # A: "B is a knave." B: "A and C are knights." C: "Not: A is a knave." Only A k, B n, C k agrees.
@@ -249,16 +247,7 @@ def test_two_processes_with_different_hash_seeds_see_the_same_rows():
         "    e = load('knights_knaves', options, seed=3)\n"
         "    print([(t.task_id, t.messages, t.reference) for t in map(e.task, range(len(e)))])\n"
     )
-    outputs = [
-        subprocess.run(
-            [sys.executable, "-c", script],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True,
-            check=True,
-            text=True,
-        ).stdout
-        for hash_seed in ("1", "2")
-    ]
+    outputs = printed_under_two_hash_seeds(script)
     assert outputs[0] == outputs[1]
     assert len(outputs[0]) > 10_000
 

@@ -1,9 +1,5 @@
 """Reasoning Gym: what is refused, what is fixed by the seed, and how scores become rewards."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from lecritique.core.errors import ConfigurationError, DataError, VerifierFailure
@@ -12,6 +8,7 @@ from lecritique.tasks.reasoning_gym.items import mixture_order
 from lecritique.tasks.reasoning_gym.sets import FREEZE_FIRST, REFUSED
 from lecritique.tasks.registry import load_environment, resolve_options
 from lecritique.tasks.validate import validate_environment
+from tests.tasks.two_processes import printed_under_two_hash_seeds
 
 pytest.importorskip("reasoning_gym")
 
@@ -135,16 +132,7 @@ def test_two_processes_with_different_hash_seeds_see_the_same_rows():
         f"e = load('reasoning_gym', {{'datasets': dict.fromkeys({MIXTURE!r}, 1), 'rows': 44}}, seed=3)\n"
         "print([(t.task_id, t.messages, t.reference) for t in map(e.task, range(len(e)))])\n"
     )
-    outputs = [
-        subprocess.run(
-            [sys.executable, "-c", script],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True,
-            check=True,
-            text=True,
-        ).stdout
-        for hash_seed in ("1", "2")
-    ]
+    outputs = printed_under_two_hash_seeds(script)
     assert outputs[0] == outputs[1]
     assert len(outputs[0]) > 1000
 

@@ -1,9 +1,6 @@
 """The puzzles themselves, judged by solvers that share nothing with the package's."""
 
 import itertools
-import os
-import subprocess
-import sys
 import time
 
 import pytest
@@ -13,6 +10,7 @@ from lecritique.tasks.registry import load_environment
 from lecritique.tasks.sudoku.generator import PuzzleSource
 from lecritique.tasks.sudoku.grids import grid_pairs, parsed_grid
 from lecritique.tasks.sudoku.solver import Board, fill
+from tests.tasks.two_processes import printed_under_two_hash_seeds
 
 
 def all_4x4_grids():
@@ -126,16 +124,7 @@ def test_two_processes_with_different_hash_seeds_see_the_same_rows():
         "    e = load('sudoku', options, seed=3)\n"
         "    print([(t.task_id, t.messages, t.reference) for t in map(e.task, range(len(e)))])\n"
     )
-    outputs = [
-        subprocess.run(
-            [sys.executable, "-c", script],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True,
-            check=True,
-            text=True,
-        ).stdout
-        for hash_seed in ("1", "2")
-    ]
+    outputs = printed_under_two_hash_seeds(script)
     assert outputs[0] == outputs[1]
     assert len(outputs[0]) > 1000
 
