@@ -23,7 +23,7 @@ RECIPE = Recipe(
         "rollout": {"batch_size": 4, "group_size": 2},
         "critic": {"warmup_updates": 0, "replay": {"refill_size": 4}, "optimizer": {"learning_rate": 1e-5}},
         "policy": {"optimizer": {"learning_rate": 1e-6}},
-        "runtime": {"micro_batch_tokens": 512},
+        "runtime": {"loop": "synchronous", "micro_batch_tokens": 512},
     },
     arms={"tether_privileged": {"preset": "tether", "critic": {"context": {"type": "reference"}}}},
     default_arm=None,
