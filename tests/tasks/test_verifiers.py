@@ -221,7 +221,7 @@ def test_our_driver_plays_a_group_of_several_turns():
 def trained_config(taskset):
     tree = {
         "run": {"steps": 2},
-        "task": {"type": "verifiers", "taskset": taskset},
+        "task": {"type": "verifiers", "taskset": taskset, "rows": 6},
         "sampling": {"max_turn_tokens": 8},
         "rollout": {"batch_size": 8, "group_size": 4},
         "estimator": {"type": "value"},
