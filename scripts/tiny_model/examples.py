@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from transformers import Qwen3ForCausalLM
 
+from lecritique.config.schema import ReferenceContext
 from lecritique.core.ids import GroupId
 from lecritique.core.rollout import GroupRequest, Rollout, Sampling
 from lecritique.core.seeds import derive_seed
 from lecritique.core.task import Message, Task
+from lecritique.critic.teacher import teacher_prompt
 from lecritique.critic.templates import placed_text, reference_text
 from lecritique.models.chat import ChatRenderer
 from lecritique.models.weights import MemoryWeightStore
@@ -23,7 +25,7 @@ from lecritique.rollout.collect import collect
 from lecritique.rollout.engine import EmbeddedEngine
 from lecritique.tasks.protocol import Environment
 
-from .mix import CHECKING_PHASE, TRAIN_SEED, Reading, Source
+from .mix import CHECKING_PHASE, TRAIN_SEED, AnyReading, Source, Teaching
 from .shape import CONTEXT_LENGTH, END_ID
 
 NO_TARGET = -100
@@ -37,8 +39,10 @@ class Example:
     targets: list[int]
 
 
-def opening_ids(renderer: ChatRenderer, task: Task, reading: Reading | None) -> list[int]:
-    """The prompt, with the reference where the critic would see it (reading None: without)."""
+def opening_ids(renderer: ChatRenderer, task: Task, reading: AnyReading | None) -> list[int]:
+    """The prompt, with the reference where a critic or a teacher would see it (reading None: without)."""
+    if isinstance(reading, Teaching):
+        return teacher_prompt(task, ReferenceContext(content=reading.content), renderer).tolist()
     prompt = renderer.render_prompt(task.messages)
     if reading is None:
         return prompt.tolist()
@@ -49,7 +53,7 @@ def opening_ids(renderer: ChatRenderer, task: Task, reading: Reading | None) -> 
     return [*prompt[:at].tolist(), *context.token_ids.tolist(), *prompt[at:].tolist()]
 
 
-def gold_example(renderer: ChatRenderer, environment: Environment, task: Task, reading: Reading | None) -> Example:
+def gold_example(renderer: ChatRenderer, environment: Environment, task: Task, reading: AnyReading | None) -> Example:
     """The dialogue of a perfect policy."""
     episode = environment.start(task)
     messages = list(task.messages)
@@ -90,7 +94,7 @@ class ExampleStream:
         """The examples of the next step, going round the readings of the source."""
         return [self._next(self._readings[i % len(self._readings)]) for i in range(self._per_step)]
 
-    def _next(self, reading: Reading | None) -> Example:
+    def _next(self, reading: AnyReading | None) -> Example:
         if not self._rows:
             self._rows = self._random.permutation(len(self._environment)).tolist()
         task = self._environment.task(self._rows.pop())
@@ -98,11 +102,12 @@ class ExampleStream:
 
 
 def checked_example(
-    renderer: ChatRenderer, environment: Environment, rollout: Rollout, reading: Reading, mark: int
+    renderer: ChatRenderer, environment: Environment, rollout: Rollout, reading: AnyReading, mark: int | None
 ) -> Example:
     """A sampled dialogue read beside the reference: the gold token up to the first departure, then `mark`.
 
-    So a reader of the reference has to notice the first token that departs from it, and to remember that.
+    So a reader of the reference has to notice the first token that departs from it, and to remember that. Without a
+    mark the gold tokens go on: a teacher says what it would say, whatever the student wrote before.
     """
     ids: list[int] = []
     targets: list[int] = []
@@ -115,26 +120,44 @@ def checked_example(
         ids += [*turn.given_ids.tolist(), *sampled]
         targets += [NO_TARGET] * len(turn.given_ids)
         for place, token in enumerate(sampled):
-            targets.append(mark if departed or place >= len(gold) else gold[place])
-            departed = departed or place >= len(gold) or token != gold[place]
+            right = gold[place] if place < len(gold) else None
+            targets.append(_target(right, departed, mark))
+            departed = departed or token != right
         messages.append(Message(role="assistant", content=turn.text))
     opening = opening_ids(renderer, rollout.task, reading)
     plain = len(renderer.render_prompt(rollout.task.messages))
     return Example(token_ids=opening + ids[plain:], targets=[NO_TARGET] * len(opening) + targets[plain:])
 
 
+def _target(right: int | None, departed: bool, mark: int | None) -> int:
+    if mark is not None and (departed or right is None):
+        return mark
+    return NO_TARGET if right is None else right
+
+
 class CheckedStream:
-    """Dialogues that the model itself samples, refreshed as it changes, each with the reference in its context."""
+    """Dialogues that the model itself samples, refreshed as it changes, each with the reference in its context.
+
+    With a mark they are read as a critic reads them, without one as a teacher does.
+    """
 
     # Dialogues sampled at once, and steps until the next ones.
     _POOL, _REFRESH = 512, 40
 
-    def __init__(self, source: Source, renderer: ChatRenderer, model: Qwen3ForCausalLM, *, mark: int) -> None:
-        self.label = f"{source.label} checked"
-        self._per_step, self._mark = source.checked_per_step[CHECKING_PHASE], mark
+    def __init__(
+        self, source: Source, renderer: ChatRenderer, model: Qwen3ForCausalLM, phase: int, *, mark: int | None
+    ) -> None:
+        taught = mark is None
+        self.label = f"{source.label} {'taught' if taught else 'checked'}"
+        self._per_step = (source.taught_per_step if taught else source.checked_per_step)[phase]
+        self._readings: Sequence[AnyReading] = (
+            source.teachings if taught else [reading for reading in source.readings if reading is not None]
+        )
+        self._mark = mark
         self._source, self._renderer, self._model = source, renderer, model
         self._environment = source.environment(measured=False, rows=source.rows)
-        self._random = np.random.default_rng(derive_seed(TRAIN_SEED, f"tiny.checked.{source.label}"))
+        name = f"tiny.{'taught' if taught else 'checked'}.{source.label}"
+        self._random = np.random.default_rng(derive_seed(TRAIN_SEED, name, attempt=phase - CHECKING_PHASE))
         self._pool: list[Rollout] = []
         self._steps = 0
 
@@ -144,10 +167,13 @@ class CheckedStream:
             self._pool = self._sampled()
         self._steps += 1
         chosen = self._random.choice(len(self._pool), size=self._per_step, replace=False)
-        informed = [reading for reading in self._source.readings if reading is not None]
         return [
             checked_example(
-                self._renderer, self._environment, self._pool[index], informed[place % len(informed)], self._mark
+                self._renderer,
+                self._environment,
+                self._pool[index],
+                self._readings[place % len(self._readings)],
+                self._mark,
             )
             for place, index in enumerate(chosen)
         ]

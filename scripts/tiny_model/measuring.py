@@ -14,7 +14,7 @@ from lecritique.core.seeds import derive_seed
 from lecritique.models.chat import ChatRenderer
 
 from .examples import NO_TARGET, gold_example, opening_ids, padded
-from .mix import MEASURE_SEED, Reading, Source
+from .mix import MEASURE_SEED, AnyReading, Source
 from .shape import END_ID, PAD_ID
 
 
@@ -39,7 +39,7 @@ def sample_turns(
 
 
 def solved_share(
-    model: Qwen3ForCausalLM, renderer: ChatRenderer, source: Source, reading: Reading | None, episodes: int
+    model: Qwen3ForCausalLM, renderer: ChatRenderer, source: Source, reading: AnyReading | None, episodes: int
 ) -> float:
     """Share of tasks of another seed that are solved at temperature 1, one episode each."""
     environment = source.environment(measured=True, rows=episodes)
@@ -64,7 +64,7 @@ def solved_share(
 
 @torch.no_grad()
 def gold_token_probability(
-    model: Qwen3ForCausalLM, renderer: ChatRenderer, source: Source, reading: Reading | None, episodes: int
+    model: Qwen3ForCausalLM, renderer: ChatRenderer, source: Source, reading: AnyReading | None, episodes: int
 ) -> float:
     """Mean probability of the gold answer tokens (end tokens apart) after a gold history."""
     environment = source.environment(measured=True, rows=episodes)
@@ -81,7 +81,7 @@ def measured_rows(model: Qwen3ForCausalLM, renderer: ChatRenderer, mix: Sequence
     """The lines of the model card's table."""
     lines = []
     for source in mix:
-        for reading in (None, *source.informed):
+        for reading in (None, *source.informed, *source.teachings):
             solved = solved_share(model, renderer, source, reading, episodes)
             digits = gold_token_probability(model, renderer, source, reading, episodes // 2)
             lines.append(f"| {source.label} | {reading.label if reading else 'none'} | {solved:.3f} | {digits:.3f} |")

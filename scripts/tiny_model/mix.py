@@ -14,7 +14,7 @@ from .shape import END_ID, PAD_ID
 
 # Recipes take seeds from 0 upwards; environments hash theirs, so any other number gives other data.
 TRAIN_SEED, MEASURE_SEED = 730_001, 910_001
-# Only the second phase has checked examples.
+# From the second phase on there are checked examples.
 CHECKING_PHASE = 1
 
 
@@ -31,6 +31,20 @@ class Reading:
         return self.placement if self.content == "answer" else f"{self.placement}, {self.content}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Teaching:
+    """What of the reference an example is told in a teacher's words, in place of the policy's prompt."""
+
+    content: ReferenceContent
+
+    @property
+    def label(self) -> str:
+        """As in the table of the model card."""
+        return f"teacher's prompt, {self.content}"
+
+
+AnyReading = Reading | Teaching
+TEACHINGS = (Teaching(content="answer"), Teaching(content="both"), Teaching(content="solution"))
 PREFIX, SUFFIX = Reading(placement="system_prefix"), Reading(placement="user_suffix")
 OFTEN_PLAIN: tuple[Reading | None, ...] = (None, PREFIX, None, SUFFIX)
 SELDOM_PLAIN: tuple[Reading | None, ...] = (None, PREFIX, SUFFIX)
@@ -68,6 +82,7 @@ class Source:
     checked_per_step: tuple[int, ...]
     readings: tuple[Reading | None, ...]
     max_turn_tokens: int
+    taught_per_step: tuple[int, ...] = ()
 
     def environment(self, *, measured: bool, rows: int) -> Environment:
         """The training or the measuring data."""
@@ -77,8 +92,13 @@ class Source:
 
     @property
     def informed(self) -> tuple[Reading, ...]:
-        """The ways in which examples see the reference, each once."""
+        """The ways in which a critic's examples see the reference, each once."""
         return tuple(dict.fromkeys(reading for reading in self.readings if reading is not None))
+
+    @property
+    def teachings(self) -> tuple[Teaching, ...]:
+        """The ways in which a teacher's examples see it."""
+        return TEACHINGS if any(self.taught_per_step) else ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +117,8 @@ class Variant:
     data_note: str
     reading_note: str
     padded_together: int | None = None
+    # Tokens; no example is as long. For the model card.
+    longest: int = 160
 
 
 def _sudoku_and_sums(*, single_turn_gold: int, checked: tuple[int, int, int]) -> tuple[Source, ...]:
@@ -143,7 +165,7 @@ def _sudoku_and_sums(*, single_turn_gold: int, checked: tuple[int, int, int]) ->
     )
 
 
-def _knights(roles: int, *, rows: int, gold: tuple[int, int], checked: int) -> Source:
+def _knights(roles: int, *, rows: int, gold: tuple[int, ...], checked: tuple[int, ...]) -> Source:
     # Of implications, equivalences and counts a model of this size learnt nothing in 250 steps.
     options = {
         "style": "terse",
@@ -159,9 +181,10 @@ def _knights(roles: int, *, rows: int, gold: tuple[int, int], checked: int) -> S
         measured_options={**options, "split": "held_out"},
         rows=rows,
         per_step=gold,
-        checked_per_step=(0, checked),
+        checked_per_step=checked,
         readings=WITH_SOLUTIONS,
         max_turn_tokens=2 * roles + 2,
+        taught_per_step=(0, 0, 16),
     )
 
 
@@ -188,12 +211,14 @@ VARIANTS = {
     "tiny-knights": Variant(
         mark=END_ID,
         sources=(
-            _knights(3, rows=20_000, gold=(48, 32), checked=12),
-            _knights(4, rows=40_000, gold=(48, 32), checked=32),
+            _knights(3, rows=20_000, gold=(48, 32, 32), checked=(0, 12, 8)),
+            _knights(4, rows=40_000, gold=(48, 32, 32), checked=(0, 32, 24)),
         ),
-        phases=((320, 4e-3), (280, 4e-3)),
+        # A teacher's words are learnt in the third phase: to copy from them is soon learnt by who can copy already.
+        phases=((320, 4e-3), (280, 4e-3), (120, 2e-3)),
         data_note="measured are held-out puzzles, which differ from those of training by their content",
         reading_note="Seven of sixteen examples have the answer, the worked solution or both",
         padded_together=16,
+        longest=240,
     ),
 }
