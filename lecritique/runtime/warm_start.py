@@ -7,7 +7,8 @@ from pathlib import Path
 from lecritique.core.errors import CheckpointError
 from lecritique.models.restoring import restore_weights
 from lecritique.models.value_model import ValueModel, load_value_weights, value_model_folder
-from lecritique.runs.checkpoints import FOLDER, Checkpoints, load_checkpoint
+from lecritique.runs.checkpoints import FOLDER, Checkpoints
+from lecritique.runtime.saving import saved_tree
 
 
 def load_critic(model: ValueModel, source: Path) -> None:
@@ -21,7 +22,10 @@ def load_critic(model: ValueModel, source: Path) -> None:
         CheckpointError: there is no critic, or one of another architecture or value loss.
     """
     if not source.is_dir():
-        raise CheckpointError(f"'critic.init' = '{source}' is not a directory; expected a run or a saved value model.")
+        raise CheckpointError(
+            f"'critic.init' = '{source}' is not a directory; expected a run or a saved value model, such as "
+            "`lecritique pretrain-value` makes. `critic.init=` starts from the policy instead."
+        )
     folder = value_model_folder(source)
     if folder is not None:
         load_value_weights(model, folder)
@@ -29,7 +33,7 @@ def load_critic(model: ValueModel, source: Path) -> None:
     path = Checkpoints(source / FOLDER).latest()
     if path is None:
         raise CheckpointError(f"'critic.init' = '{source}' holds neither a value model nor a run with a critic.")
-    tree = load_checkpoint(path)
+    tree = saved_tree(path)
     values = tree["learner"]["values"]
     if values is None:
         raise CheckpointError(f"'critic.init' = '{source}' is a run without a critic.")

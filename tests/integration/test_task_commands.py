@@ -1,7 +1,5 @@
 """`lecritique tasks freeze` and `validate`: from a shell's point of view."""
 
-import tomllib
-
 import pytest
 
 from tests.integration.command_line import call
@@ -71,11 +69,9 @@ def test_the_mixture_is_a_recipe_that_composes(capfd, monkeypatch):
 
 
 def test_recipes_of_tasks_name_options_that_exist():
-    from pathlib import Path
-
-    import lecritique
+    from lecritique.config.load import load_recipe, recipe_names
     from lecritique.tasks.registry import resolve_options
 
-    for path in (Path(lecritique.__file__).parent / "recipes").glob("*.toml"):
-        task = tomllib.loads(path.read_text(encoding="utf-8"))["task"]
+    for name in recipe_names():
+        task = dict(load_recipe(name).tree["task"])
         assert resolve_options(task.pop("type"), task) is not None

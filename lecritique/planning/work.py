@@ -1,0 +1,100 @@
+"""Seconds of each piece of work of a step: what is scored, what is trained, by whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from lecritique.config.resolve import teacher_content, uses_teacher
+from lecritique.config.schema import NoContext, ReferenceContext, RunConfig, SiblingsContext
+from lecritique.config.teachers import NoModulation
+from lecritique.planning.placement import Placement, memory_on_gpus
+from lecritique.planning.roofline import Roofline
+
+# Tokens of what is told of a reference; others (a rubric, what a task declares) are taken to be as long as a solution.
+# Assumed.
+_TOLD_TOKENS = {"none": 0.0, "answer": 40.0, "solution": 1500.0, "both": 1540.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Durations on the GPUs of a placement, of rollouts given by their numbers of sampled tokens.
+
+    `prompt_tokens` stand in front of each; `response_tokens` is the mean of what siblings sample.
+    """
+
+    config: RunConfig
+    placement: Placement
+    roofline: Roofline
+    prompt_tokens: int
+    response_tokens: int
+
+    def forward_flops(self, tokens: Sequence[float], *, output: bool, before: float = 0.0) -> float:
+        """One forward pass over rollouts with their prompts, and `before` tokens that only this reader sees."""
+        prompt = self.prompt_tokens + before
+        return sum(self.roofline.forward_flops(prompt + count, output=output) for count in tokens)
+
+    def score_value_seconds(self, tokens: Sequence[float]) -> float:
+        """The evaluator on these rollouts."""
+        flops = self.forward_flops(tokens, output=False, before=self.context_tokens)
+        return self.roofline.score_seconds(flops, self.placement.of("evaluator"))
+
+    def train_value_seconds(self, tokens: Sequence[float]) -> float:
+        """A critic update on these rollouts, and its publication."""
+        flops = self.forward_flops(tokens, output=False, before=self.context_tokens)
+        trained = self.roofline.train_seconds(
+            flops, self.placement.of("value trainer"), checkpointing=self.checkpointing
+        )
+        return trained + self.roofline.publish_seconds(self.roofline.shape.backbone_parameters)
+
+    def train_policy_seconds(self, tokens: Sequence[float]) -> float:
+        """All epochs of the policy's update."""
+        flops = self.forward_flops(tokens, output=True) * self.config.policy.epochs
+        return self.roofline.train_seconds(flops, self.placement.of("policy trainer"), checkpointing=self.checkpointing)
+
+    def old_logprob_seconds(self, tokens: Sequence[float]) -> float:
+        """The policy before its update on these rollouts; 0 where nothing reads that."""
+        loss, modulation = self.config.policy.loss, self.config.policy.modulation
+        if loss.type not in ("ppo", "dapo") and isinstance(modulation, NoModulation):
+            return 0.0
+        flops = self.forward_flops(tokens, output=True)
+        return self.roofline.score_seconds(flops, self.placement.of("policy trainer"))
+
+    def teacher_seconds(self, tokens: Sequence[float]) -> float:
+        """The teacher, once; 0 without one."""
+        if not uses_teacher(self.config):
+            return 0.0
+        flops = self.forward_flops(tokens, output=True, before=_TOLD_TOKENS[teacher_content(self.config)])
+        return self.roofline.score_seconds(flops, self.placement.of("policy trainer"))
+
+    def policy_seconds(self, tokens: Sequence[float]) -> float:
+        """Everything that the policy trainer does with a batch, its publication included."""
+        return (
+            self.old_logprob_seconds(tokens)
+            + self.teacher_seconds(tokens)
+            + self.train_policy_seconds(tokens)
+            + self.publish_seconds
+        )
+
+    @property
+    def publish_seconds(self) -> float:
+        """New weights of the policy on their way to the engines."""
+        return self.roofline.publish_seconds(self.roofline.shape.parameters)
+
+    @cached_property
+    def context_tokens(self) -> float:
+        """Tokens that the critic's context adds to a rollout."""
+        context = self.config.critic.context
+        if isinstance(context, NoContext):
+            return 0.0
+        if isinstance(context, SiblingsContext):
+            others = self.config.rollout.group_size - 1
+            return min(float(context.max_tokens or 0), others * float(self.response_tokens))
+        return _TOLD_TOKENS[context.content] if isinstance(context, ReferenceContext) else _TOLD_TOKENS["solution"]
+
+    @cached_property
+    def checkpointing(self) -> bool:
+        """Whether activations are checkpointed for want of memory."""
+        held = memory_on_gpus(self.config, self.roofline.shape, self.placement)
+        return any(role.checkpointing for role in held)

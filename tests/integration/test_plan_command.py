@@ -1,0 +1,117 @@
+"""`lecritique plan`: what it prints, and what it refuses in one sentence."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.integration.command_line import Answer, call, require_one_sentence
+
+
+@pytest.fixture
+def plan(capfd, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "140")
+
+    def command(*arguments: str) -> Answer:
+        answer = call(capfd, monkeypatch, "plan", *arguments)
+        assert list(tmp_path.iterdir()) == []
+        return answer
+
+    return command
+
+
+def rows_of(text: str) -> list[list[str]]:
+    """The cells of the table's rows."""
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if line.startswith("│")]
+
+
+def test_both_placements_and_several_group_sizes(plan):
+    answer = plan("reasoning-gym", "--steps", "30")
+    assert answer.code == 0 and answer.err == ""
+    rows = rows_of(answer.out)
+    assert [row[:2] for row in rows] == [[name, k] for name in ("dedicated", "colocated") for k in ("4", "8", "16")]
+    for row in rows:
+        step, tokens, idle = float(row[2]), float(row[3].replace(",", "")), row[6:]
+        # 128 rollouts of 1,500 tokens a step, as long as they are not cut.
+        assert step > 0 and tokens * step == pytest.approx(128 * 1500, rel=0.1)
+        assert re.fullmatch(r"\d+\.\d\d / \d+", row[4]) and all(re.fullmatch(r"\d+%|-", cell) for cell in idle)
+        assert (idle[3] == "-") == (row[0] == "colocated")
+    assert "4 nodes, 32 GPUs" in answer.out and "Assumed: prompts of 300 tokens, responses of 1500" in answer.out
+
+
+def test_a_synchronous_recipe_is_compared_with_what_its_paper_printed(plan):
+    answer = plan("deepmath")
+    rows = {row[0]: row[1:] for row in rows_of(answer.out)}
+    assert answer.code == 0 and rows["step"][1] == "412.3" and rows["reward"][0] == "-"
+    planned = {phase: float(cells[0]) for phase, cells in rows.items() if cells[0] != "-"}
+    assert sum(seconds for phase, seconds in planned.items() if phase != "step") == pytest.approx(
+        planned["step"], abs=1
+    )
+    assert float(rows["step"][2]) == pytest.approx(planned["step"] / 412.28, abs=0.006)
+    own = plan("knights")  # nothing is published for it
+    assert own.code == 0 and "ratio" not in own.out
+
+
+def test_other_gpus_and_other_assumptions(plan):
+    answer = plan(
+        "codeio", "--gpus", "8xH100", "--group-sizes", "4", "--steps", "25", "--assume", "response_tokens=1000"
+    )
+    assert answer.code == 0 and "inference 3, policy trainer 2, value trainer 2, evaluator 1; 8 H100." in answer.out
+    assert "responses of 1000" in answer.out and [row[1] for row in rows_of(answer.out)] == ["4", "4"]
+    slow = plan("deepmath", "--assume", "train=0.1", "--assume", "published_seconds={actor=10.0}")
+    rows = {row[0]: row[1:] for row in rows_of(slow.out)}
+    assert float(rows["actor"][2]) == pytest.approx(float(rows["actor"][0]) / 10, abs=0.01)
+
+
+def test_it_says_when_the_critic_cannot_keep_up(plan):
+    answer = plan("codeio", "--group-sizes", "8")
+    assert answer.code == 0 and "note: K 8, dedicated: the value trainer is never idle" in answer.out
+    assert "never idle" not in plan("reasoning-gym", "--steps", "25", "--group-sizes", "8").out
+
+
+def test_without_a_critic_there_is_nothing_to_place(plan):
+    answer = plan("reasoning-gym", "--arm", "mean", "--steps", "25", "--group-sizes", "1,8,3")
+    assert answer.code == 0
+    ((name, size, *_, value, evaluator),) = rows_of(answer.out)
+    assert (name, size, value, evaluator) == ("none", "8", "-", "-")
+    assert "note: K 1, dedicated: 'estimator.type' = 'mean'" in answer.out
+    assert "note: K 3, dedicated: 'rollout.batch_size'" in answer.out
+
+
+def test_a_recipe_without_a_cluster_has_a_node_for_each_role(plan):
+    answer = plan("demo", "runtime.loop=asynchronous", "--steps", "25", "--group-sizes", "4")
+    assert answer.code == 0 and "4 nodes, 32 GPUs" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("reasoning-gym", "--gpus", "8"), ("--gpus", "8xH200")),
+        (("reasoning-gym", "--gpus", "8xT4"), ("'T4'", "H100")),
+        (("reasoning-gym", "--gpus", "3xH200"), ("3 GPUs", "4 roles")),
+        (("reasoning-gym", "--assume", "trian=0.4"), ("trian", "'train'")),
+        (("reasoning-gym", "--assume", "train=0"), ("train", "above 0")),
+        (("reasoning-gym", "--assume", "train=inf"), ("train", "above 0")),
+        (("reasoning-gym", "--assume", "train=fast"), ("train", "'fast'")),
+        (("reasoning-gym", "--assume", "response_tokens=0"), ("'cluster.response_tokens'", "got 0")),
+        (("reasoning-gym", "--assume", "response_tokens"), ("key.path=value",)),
+        (("reasoning-gym", "--group-sizes", "4,x"), ("--group-sizes", "'4,x'")),
+        (("reasoning-gym", "--group-sizes", "0"), ("--group-sizes",)),
+        (("reasoning-gym", "model.name=nobody/nothing"), ("'nobody/nothing'",)),
+        (("deepmath", "--gpus", "1xA100"), ("needs", "A100")),
+        (("no-such-recipe",), ("no-such-recipe",)),
+    ],
+)
+def test_bad_input_is_one_sentence(plan, arguments, said):
+    require_one_sentence(plan(*arguments), *said)
+
+
+def test_a_recipes_cluster_is_checked(plan, tmp_path_factory):
+    path = tmp_path_factory.mktemp("recipes") / "own.toml"
+    for table, said in (("gpus = 3", "'cluster.gpus'"), ("trainer_nodes = 0", "'cluster.trainer_nodes'")):
+        path.write_text(f'preset = "mean"\n[task]\ntype = "sudoku"\n[cluster]\n{table}\n')
+        require_one_sentence(plan(str(path)), said)
+    path.write_text('cluster = 3\n[task]\ntype = "sudoku"\n')
+    require_one_sentence(plan(str(path)), "'cluster' must be a table, got 3")
