@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from lecritique.analysis.gradient_statistics import GradientSums, ratio_interval
 from lecritique.analysis.score_gradients import ProblemSums, ScoreGradients, cells_for
+from lecritique.analysis.score_norms import study_score_norms
 from lecritique.analysis.study_subject import Critic, Subject, is_clean
 from lecritique.analysis.value_statistics import Resampling
 from lecritique.config.estimators import Discounting, Estimator, Evpo, GroupMean, LeaveOneOut, Tether, Value
@@ -32,7 +33,7 @@ from lecritique.numerics.evpo import evpo_uses_critic
 from lecritique.numerics.statistics.bootstrap import REPLICATES, BootstrapInterval
 from lecritique.numerics.tether import TetherSums, score_norm_optimum, tether_fit, tether_pairs, tether_sums
 
-GRADIENTS_SCHEMA = 1
+GRADIENTS_SCHEMA = 2
 NONE = "none"
 # Tokens of a trajectory whose score norms are measured, drawn evenly: each costs a backward pass.
 _SCORED_TOKENS = 4
@@ -85,6 +86,9 @@ def study_gradients(subject: Subject, *, problems: int, replicates: int = REPLIC
         "relative_error_of_a_norm": gradients.relative_error,
         "replicates": replicates,
         "estimators": variance_ratios(sums, draws),
+        "score_norms": study_score_norms(
+            gradients, plain, draws, middle=sum(subject.parts.environment.reward_range) / 2.0
+        ),
         "tether": None if tether is None else _rhos(subject, plain, tether, draws),
     }
 

@@ -124,11 +124,11 @@ def resampled_fits(subsets: Iterable[tuple[Floats, Floats, Integers]], draws: Re
         centre = float(targets_N.mean()) if len(targets_N) else 0.0
         with np.errstate(over="ignore", invalid="ignore"):
             columns = _powers(predictions_N - targets_N, targets_N - centre)
-            sums.append(_per_problem(columns, problem_N, draws.problems))
+            sums.append(per_problem(columns, problem_N, draws.problems))
         sizes.append(len(targets_N))
     replicated_R5 = np.split(draws.sums(np.concatenate(sums, axis=1)), len(sums), axis=1) if sums else []
     return [
-        _resampled(_fit, own, replicated, tokens=size)
+        resampled(_fit, own, replicated, tokens=size)
         for own, replicated, size in zip(sums, replicated_R5, sizes, strict=True)
     ]
 
@@ -166,17 +166,17 @@ def resampled_calibration(
     if not len(predictions_N) or not (_are_probabilities(predictions_N) and _are_probabilities(outcomes_N)):
         return None
     p, y = np.clip(predictions_N, 0.0, 1.0), np.clip(outcomes_N, 0.0, 1.0)
-    plain = _per_problem(_products(p, y), problem_N, draws.problems)
+    plain = per_problem(_products(p, y), problem_N, draws.problems)
     place = np.minimum((p * bins).astype(np.int64), bins - 1)
-    binned = [_in_cells(w, place, bins, problem_N, draws.problems) for w in (None, p, y)]
+    binned = [in_cells(w, place, bins, problem_N, draws.problems) for w in (None, p, y)]
     del y, place  # a hundred MB each where there are millions of tokens
     cell, cells = rank_cells(p, max(_FEWEST_AUC_CELLS, min(AUC_CELLS, _AUC_COUNTS // draws.problems)))
-    ranked = [_in_cells(w.astype(np.float64), cell, cells, problem_N, draws.problems) for w in (correct_N, ~correct_N)]
+    ranked = [in_cells(w.astype(np.float64), cell, cells, problem_N, draws.problems) for w in (correct_N, ~correct_N)]
     del cell
     # One after the other: [R, A] is held for one of the two only.
     of_bins, of_ranks = np.concatenate([plain, *binned], axis=1), np.concatenate(ranked, axis=1)
-    calibration = _resampled(lambda sums: _calibration(sums, bins), of_bins, draws.sums(of_bins), tokens=len(p))
-    auc = _resampled(_auc, of_ranks, draws.sums(of_ranks), tokens=len(p))
+    calibration = resampled(lambda sums: _calibration(sums, bins), of_bins, draws.sums(of_bins), tokens=len(p))
+    auc = resampled(_auc, of_ranks, draws.sums(of_ranks), tokens=len(p))
     return Resampled(
         estimates={**calibration.estimates, **auc.estimates},
         replicates={**calibration.replicates, **auc.replicates},
@@ -233,18 +233,18 @@ def _products(p_N: Floats, y_N: Floats) -> Iterator[Floats | None]:
     yield y_N * y_N
 
 
-def _per_problem(columns: Iterable[Floats | None], problem_N: Integers, problems: int) -> Floats:
+def per_problem(columns: Iterable[Floats | None], problem_N: Integers, problems: int) -> Floats:
     """[C, S] sums of each column over the tokens of each problem."""
     return np.stack([np.bincount(problem_N, weights=column, minlength=problems) for column in columns], axis=1)
 
 
-def _in_cells(weights_N: Floats | None, place_N: Integers, cells: int, problem_N: Integers, problems: int) -> Floats:
+def in_cells(weights_N: Floats | None, place_N: Integers, cells: int, problem_N: Integers, problems: int) -> Floats:
     """[C, cells] sums of the weights; None counts."""
     flat = np.bincount(problem_N * cells + place_N, weights=weights_N, minlength=problems * cells)
     return flat.astype(np.float64).reshape(problems, cells)
 
 
-def _resampled(
+def resampled(
     of_sums: Callable[[Floats], dict[str, Floats]], sums_CS: Floats, replicated_RS: Floats, *, tokens: int
 ) -> Resampled:
     """Statistics of sums whose first column counts the tokens of each problem, or of ranks."""

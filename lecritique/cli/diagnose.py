@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from lecritique.cli.diagnose_responses import continuations, profiles
 from lecritique.cli.output import console, number
 from lecritique.cli.train import Overrides
 from lecritique.core.errors import EXIT_CONFIGURATION, ConfigurationError
@@ -17,9 +18,11 @@ _CHANGED = ("own response", "own reward", "later feedback", "values")
 
 diagnose = typer.Typer(
     no_args_is_help=True,
-    help="See whether a critic deserves its place: how its values fit, whether what it is told leaks the future, and "
-    "how much gradient variance each baseline leaves.",
+    help="See whether a critic deserves its place: how its values fit, whether what it is told leaks the future, "
+    "how much gradient variance each baseline leaves, and where in a response it knows more than a clean one.",
 )
+diagnose.command("profiles")(profiles)
+diagnose.command("continuations")(continuations)
 
 
 @diagnose.command("values")
@@ -162,6 +165,15 @@ def _print_gradients(found: dict[str, Any]) -> None:
         ratios = [bracketed(entry[kind]["ratio"]) for kind in ("trajectory", "group")]
         shown.add_row(name.replace("_", "-"), number(entry["trajectory"]["trace"]), *ratios)
     console.print(shown)
+    norms = found["score_norms"]
+    counts = norms["trajectories"]
+    console.print(
+        f"mean |score|^2 of {counts['high']} high returns {number(norms['high']['estimate'], 0)}, of {counts['low']} "
+        f"low ones {number(norms['low']['estimate'], 0)}; the best constant baseline "
+        f"{bracketed(norms['optimal_constant'])} leaves {bracketed(norms['size_at_optimum'])} of none, the mean return "
+        f"{number(norms['mean_return']['estimate'])} leaves {bracketed(norms['size_at_mean'])}",
+        soft_wrap=True,
+    )
     tether = found["tether"]
     if tether is not None:
         console.print(

@@ -96,3 +96,35 @@ def group_advantages(
     deviations = torch.where(valid, returns - mean, zero)
     std = (deviations.square().sum(-1, keepdim=True) / (count - 1)).sqrt()
     return baselines, advantages / (std + _STD_FLOOR)
+
+
+def optimal_constant_baseline(returns_N: Tensor, score_norm_sq_N: Tensor) -> float | None:
+    """The one number that, taken from every return, leaves the policy gradient smallest; for diagnosis.
+
+        b* = E[|s|^2 R] / E[|s|^2],   s = sum_t grad log pi(token t) of a trajectory
+
+    It minimises E[(R - b)^2 |s|^2], and is the mean return only where scores are as large after one return as after
+    another. Where failures have by far the larger scores, b* is near their return, and the mean return leaves more
+    variance than no baseline at all.
+
+    Args:
+        returns_N: [N], reward units.
+        score_norm_sq_N: [N], |s|^2, at least 0.
+
+    Returns:
+        b*, reward units; None where all scores are 0.
+
+    Raises:
+        ValueError: shapes that differ or a negative norm.
+
+    Source: Greensmith et al. 2004; LC appendix C (there token by token); method sheet section 5.
+    """
+    if returns_N.shape != score_norm_sq_N.shape:
+        raise ValueError(
+            f"score norms have shape {tuple(score_norm_sq_N.shape)}, expected {tuple(returns_N.shape)} as the returns"
+        )
+    returns, weights = returns_N.detach().double(), score_norm_sq_N.detach().double()
+    if bool((weights < 0).any()):
+        raise ValueError(f"squared score norms must be at least 0, got {float(weights.min()):g}")
+    total = float(weights.sum())
+    return float((weights * returns).sum()) / total if total > 0.0 else None

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from lecritique.config.teachers import AnyTeacher, EmaTeacher, SnapshotTeacher
 from lecritique.core.errors import CheckpointError, DataError, DivergenceError
-from lecritique.core.trajectory import CreditedTrajectory, PolicyBatch
+from lecritique.core.spending import Reading
+from lecritique.core.trajectory import CreditedTrajectory, PolicyBatch, Trajectory
+from lecritique.models.ranks import whole
 from lecritique.models.restoring import restore_weights
 from lecritique.models.scoring import TokenRow, logprobs
 from lecritique.policy.batches import with_teacher_logprobs
@@ -40,6 +42,7 @@ class SelfTeacher:
         self._temperature = temperature
         self._max_tokens = max_tokens
         self._context_length = context_length
+        self.read = Reading()
         # A running mean moves by less than a half-precision weight can say: it is kept in float32 or wider beside it.
         self._means = {name: _wide(weight) for name, weight in self._narrow_weights()}
 
@@ -51,14 +54,14 @@ class SelfTeacher:
         decay, of_student = self._config.decay, dict(student.named_parameters())
         for name, own in self.model.named_parameters():
             mean = self._means.get(name, own)
-            mean.mul_(decay).add_(of_student[name].detach().to(mean.dtype), alpha=1.0 - decay)
+            mean.mul_(decay).add_(whole(of_student[name].detach()).to(mean.dtype), alpha=1.0 - decay)
             if mean is not own:
                 own.copy_(mean)
 
     def after_batch(self, student: Any, *, version: int) -> None:
         """A snapshot is taken again when the student's version is a multiple of `refresh_every`."""
         if isinstance(self._config, SnapshotTeacher) and version % self._config.refresh_every == 0:
-            self.model.load_state_dict(student.state_dict())
+            self.model.load_state_dict({name: whole(tensor) for name, tensor in student.state_dict().items()})
 
     def rows(self, members: Sequence[CreditedTrajectory]) -> list[TokenRow]:
         """What it reads of each trajectory.
@@ -82,9 +85,9 @@ class SelfTeacher:
             DataError: see `rows`.
             DivergenceError: one of them is not finite.
         """
-        columns = logprobs(
-            self.model, self.rows(batch.members), temperature=self._temperature, max_tokens=self._max_tokens
-        )
+        rows = self.rows(batch.members)
+        self.read.add(row.read_tokens for row in rows)
+        columns = logprobs(self.model, rows, temperature=self._temperature, max_tokens=self._max_tokens)
         if not all(np.isfinite(column).all() for column in columns):
             raise DivergenceError("a log-prob of the teacher is not finite.")
         return with_teacher_logprobs(batch, columns)
@@ -118,11 +121,14 @@ def teacher_row(member: CreditedTrajectory) -> TokenRow:
 
     Without a prompt of its own it reads the trajectory.
     """
-    own = member.trajectory
-    if member.teacher_prompt is None:
+    return told_row(member.trajectory, member.teacher_prompt)
+
+
+def told_row(own: Trajectory, prompt: NDArray[np.int64] | None) -> TokenRow:
+    """`teacher_row` of a trajectory and a prompt."""
+    if prompt is None:
         return TokenRow(token_ids=own.token_ids, mask=own.action_mask)
     first = int(own.action_mask.argmax())
-    prompt: NDArray[np.int64] = member.teacher_prompt
     return TokenRow(
         token_ids=np.concatenate([prompt, own.token_ids[first:]]),
         mask=np.concatenate([np.zeros(len(prompt), dtype=np.bool_), own.action_mask[first:]]),

@@ -29,7 +29,12 @@ def hold_folder(path: Path, name: str, settings: Mapping[str, Any]) -> BinaryIO 
     try:
         if file.is_file():
             lock = locked(file)
-            _require_same(file, plain)
+            try:
+                _require_same(file, plain)
+            except ConfigurationError:
+                if lock is not None:
+                    lock.close()
+                raise
             return lock
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise ConfigurationError(f"'{path}' already holds other files; choose another --out.")

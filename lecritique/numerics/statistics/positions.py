@@ -1,10 +1,11 @@
-"""Where in a response a token stands, profiles over the response, and length tertiles.
+"""Where in a response a token stands, profiles over the response, prefixes of it, and length tertiles.
 
 Shapes: T action tokens of a response, N responses, P problems.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -58,6 +59,28 @@ def position_profile(signals: Sequence[ArrayLike], problem_of_N: ArrayLike, *, b
         [bins], NaN where no response has a token.
 
     Raises:
+        ValueError: what `problem_profiles` refuses.
+
+    Source: VP G.1; method sheet section 8.
+    """
+    of_problem = problem_profiles(signals, problem_of_N, bins=bins)
+    return finite_mean(of_problem, axis=0) if len(of_problem) else np.full(bins, np.nan)
+
+
+def problem_profiles(signals: Sequence[ArrayLike], problem_of_N: ArrayLike, *, bins: int = POSITION_BINS) -> Array:
+    """The profile of each problem; `position_profile` is their mean, and problems are what a bootstrap resamples.
+
+        profile_pb = mean over responses of p of (mean over tokens i with b_i = b of u_i)
+
+    Args:
+        signals: one [T] per response, any unit, NaN where a token is excluded.
+        problem_of_N: [N], the problem of each response, any values that can be compared.
+        bins: number of bins.
+
+    Returns:
+        [P, bins] in ascending order of the problems, NaN where no response of the problem has a token.
+
+    Raises:
         ValueError: different numbers of responses and problems, or what `position_bins` refuses.
 
     Source: VP G.1; method sheet section 8.
@@ -74,9 +97,62 @@ def position_profile(signals: Sequence[ArrayLike], problem_of_N: ArrayLike, *, b
         total = np.bincount(place[known], weights=column[known], minlength=bins)
         means_NB[row] = np.where(count > 0, total / np.maximum(count, 1), np.nan)
     if not len(signals):
-        return np.full(bins, np.nan)
-    of_problem = [finite_mean(means_NB[problems == problem], axis=0) for problem in np.unique(problems)]
-    return finite_mean(np.stack(of_problem), axis=0)
+        return np.zeros((0, bins))
+    return np.stack([finite_mean(means_NB[problems == problem], axis=0) for problem in np.unique(problems)])
+
+
+def squared_error_gain(clean_T: ArrayLike, privileged_T: ArrayLike, episode_return: float) -> Array:
+    """How much nearer a privileged critic is to the return than a clean one, token by token: the critic signal.
+
+        u_t = (v_clean,t - R)^2 - (v_priv,t - R)^2
+
+    Above 0 where privileged information helps, 0 for equal critics.
+
+    Args:
+        clean_T: [T], reward units.
+        privileged_T: [T] of the same tokens, or one number for a baseline that does not move.
+        episode_return: R.
+
+    Returns:
+        [T], squared reward units.
+
+    Raises:
+        ValueError: values of different tokens, or a return that is not finite.
+
+    Source: VP G.1; method sheet section 8.
+    """
+    clean, privileged = np.asarray(clean_T, dtype=np.float64), np.asarray(privileged_T, dtype=np.float64)
+    if clean.ndim != 1 or privileged.shape not in ((), clean.shape) or not math.isfinite(episode_return):
+        raise ValueError(
+            f"expected values [T] of the same tokens and a finite return, got {clean.shape}, {privileged.shape} and "
+            f"{episode_return}"
+        )
+    return np.asarray(np.square(clean - episode_return) - np.square(privileged - episode_return))
+
+
+def prefix_actions(actions: int, fraction: float) -> int:
+    """Action tokens of the prefix that is a fraction of a response.
+
+        n = floor(f T)
+
+    Always short of the whole response, so that something is left to continue. Rounded down (ours: the paper does not
+    say); a product that is an integer but for rounding, such as 0.29 x 100, is that integer.
+
+    Args:
+        actions: T, at least 1.
+        fraction: f, in [0, 1).
+
+    Returns:
+        in [0, T - 1].
+
+    Raises:
+        ValueError: no actions, or a fraction outside [0, 1).
+
+    Source: VP G.2; method sheet section 8.
+    """
+    if actions < 1 or not 0.0 <= fraction < 1.0:
+        raise ValueError(f"expected at least 1 action and a fraction in [0, 1), got {actions} and {fraction}")
+    return min(math.floor(fraction * actions + 1e-9), actions - 1)
 
 
 def length_tertile_bounds(lengths_N: ArrayLike) -> tuple[float, float]:

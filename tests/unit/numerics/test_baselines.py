@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from lecritique.numerics.baselines import group_advantages, group_baselines
+from lecritique.numerics.baselines import group_advantages, group_baselines, optimal_constant_baseline
 
 NAN = math.nan
 
@@ -102,3 +102,30 @@ def test_unknown_names_and_infinite_returns_are_refused() -> None:
         group_advantages(returns(1, 0), "mean", "range")
     with pytest.raises(ValueError, match="infinite"):
         group_baselines(returns(1, math.inf))
+
+
+def test_optimal_constant_baseline_by_hand_and_where_it_is_the_mean() -> None:
+    # Two successes with |s|^2 = 1, two failures with 9.
+    returns = torch.tensor([1.0, 0.0, 1.0, 0.0])
+    assert optimal_constant_baseline(returns, torch.tensor([1.0, 9.0, 1.0, 9.0])) == pytest.approx(0.1)
+    assert optimal_constant_baseline(torch.tensor([1.0, 0.0, 0.5]), torch.full((3,), 4.0)) == pytest.approx(0.5)
+    assert optimal_constant_baseline(torch.tensor([1.0, 0.0]), torch.zeros(2)) is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_optimal_constant_baseline_leaves_least(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    returns, norms = (torch.rand(30, dtype=torch.float64, generator=generator) for _ in range(2))
+
+    def size(b: float) -> float:
+        return float(((returns - b).square() * norms).sum())
+
+    best = optimal_constant_baseline(returns, norms)
+    assert best is not None and size(best) < min(size(best - 1e-4), size(best + 1e-4))
+
+
+def test_optimal_constant_baseline_refuses() -> None:
+    with pytest.raises(ValueError, match=r"at least 0, got -0\.5"):
+        optimal_constant_baseline(torch.tensor([1.0]), torch.tensor([-0.5]))
+    with pytest.raises(ValueError, match="as the returns"):
+        optimal_constant_baseline(torch.ones(2), torch.ones(3))

@@ -14,6 +14,9 @@ from lecritique.numerics.statistics.positions import (
     length_tertile_bounds,
     position_bins,
     position_profile,
+    prefix_actions,
+    problem_profiles,
+    squared_error_gain,
 )
 
 
@@ -94,3 +97,40 @@ def test_bad_input() -> None:
     for clean, privileged in (([[1, 2]], [[1, 2]]), ([[1, 2, 3]], [[1, 2, 3], [1, 2, 3]])):
         with pytest.raises(ValueError, match=r"\[problems, 3\]"):
             late_gain_contrast(clean, privileged)
+
+
+def test_problem_profiles_are_what_the_profile_is_a_mean_of() -> None:
+    signals = [[1.0, 3.0], [5.0, 5.0], [0.0, math.nan]]
+    found = problem_profiles(signals, [7, 7, 2], bins=2)
+    np.testing.assert_array_equal(found, [[0.0, math.nan], [3.0, 4.0]])
+    np.testing.assert_array_equal(position_profile(signals, [7, 7, 2], bins=2), [1.5, 4.0])
+    assert problem_profiles([], [], bins=3).shape == (0, 3)
+    assert np.isnan(position_profile([], [], bins=3)).all()
+    with pytest.raises(ValueError, match="one problem per response"):
+        problem_profiles(signals, [1])
+
+
+def test_critic_signal_by_hand() -> None:
+    # Clean .5 of a success twice; the privileged one says .9, then .2: nearer by .25 - .01, farther by .64 - .25.
+    np.testing.assert_allclose(squared_error_gain([0.5, 0.5], [0.9, 0.2], 1.0), [0.24, -0.39])
+    np.testing.assert_allclose(squared_error_gain([0.5, 0.1], 0.5, 0.0), [0.0, -0.24])
+    for bad in (([0.5], [0.5, 0.5], 1.0), ([0.5], [0.5], math.nan), (0.5, 0.5, 1.0)):
+        with pytest.raises(ValueError, match="of the same tokens"):
+            squared_error_gain(*bad)
+
+
+@pytest.mark.parametrize(
+    ("actions", "fraction", "expected"),
+    [(10, 0.2, 2), (10, 0.5, 5), (10, 0.8, 8), (5, 0.5, 2), (1, 0.8, 0), (100, 0.29, 29), (7, 0.0, 0), (3, 0.999, 2)],
+)
+def test_prefixes_are_rounded_down_and_leave_something(actions: int, fraction: float, expected: int) -> None:
+    assert prefix_actions(actions, fraction) == expected
+
+
+def test_every_prefix_equals_the_exact_fraction() -> None:
+    for T in range(1, 200):
+        for share in (Fraction(1, 5), Fraction(1, 2), Fraction(4, 5), Fraction(29, 100)):
+            assert prefix_actions(T, float(share)) == T * share.numerator // share.denominator
+    for bad in ((0, 0.5), (3, 1.0), (3, -0.1), (3, math.nan)):
+        with pytest.raises(ValueError, match="fraction in"):
+            prefix_actions(*bad)
