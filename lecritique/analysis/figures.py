@@ -1,7 +1,7 @@
-"""Figures of a comparison: inline SVG that follows the page's colours, and one PNG. The only user of matplotlib.
+"""Figures: one drawing for inline SVG that follows the page's colours and for PNG. The only user of matplotlib.
 
 SVG is drawn in fixed placeholder colours which are then replaced by the page's CSS variables, so one drawing
-serves light and dark pages. N steps, S seeds.
+serves light and dark pages.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +20,26 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from lecritique.analysis.bootstrap import Interval, finite_mean
-from lecritique.analysis.read import Comparison
-from lecritique.analysis.summary import arm_endpoint, endpoint
-from lecritique.analysis.wording import number, shortened
-from lecritique.core.metrics import ValueFit
+from lecritique.analysis import page
+from lecritique.analysis.arm_style import ARM_COLOURS, arm_colour, arm_dash, arm_marker
+from lecritique.analysis.wording import MINUS, shortened
 
-INK, MUTED, RULE = "#1c1e24", "#6a6d76", "#dedbd3"
-# Okabe and Ito's colour-blind-safe set, yellow left out (too pale on white); grey closes the round.
-ARM_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b7f88")
-_DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
+__all__ = ["ARM_COLOURS", "INK", "MUTED", "RULE", "Plot", "Row", "arm_colour", "frame", "legend", "png", "svg"]
+
+INK, MUTED, RULE, PANEL = "#1c1e24", "#6a6d76", "#dedbd3", "#fefefd"
+SIZE = (4.6, 2.9)
+SMALL = (3.5, 2.35)
+_FEW_ARMS = 6
 _LOWEST_EV = -0.5
-_SIZE = (4.6, 2.9)
+_PRINT_DPI = 220
+_LEGEND_ROW = 0.205  # inches
+_LEGEND_NAME = 26
+_UNITS = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
-_Axes = Any
+Axes = Any
 _RC: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "lecritique",
@@ -50,208 +55,128 @@ _RC: Any = {
 }
 
 
-def arm_colour(index: int) -> str:
-    """Colour of arm `index`, the same in every figure and on the page."""
-    return ARM_COLOURS[index % len(ARM_COLOURS)]
+def bars_height(bars: int) -> float:
+    """Inches of a figure of so many bars; many are closer together."""
+    return max(0.75 + (0.5 if bars <= _FEW_ARMS else 0.4) * bars, 2.0)
 
 
-def smoothed(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:
-    """Centred moving average [N] over the finite values among `width` (odd) steps, NaN where there are none."""
-    half = width // 2
-    padded = np.pad(values, half, constant_values=np.nan)
-    return finite_mean(np.lib.stride_tricks.sliding_window_view(padded, width)) if len(values) else values
+def beside_bars(bars: int) -> tuple[float, float]:
+    """Size of a figure that stands beside one of so many bars: as tall, within bounds."""
+    return SIZE[0], min(max(SIZE[1], 0.92 * bars_height(bars)), 4.4)
 
 
-def smoothing_width(comparison: Comparison) -> int:
-    """Odd number of steps that curves are averaged over: about a twentieth of the longest run."""
-    longest = max((len(run.steps) for run in comparison.runs.values()), default=0)
-    return 2 * (longest // 40) + 1
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One number of a figure, as its CSV has it.
+
+    `seed` is None for what is over seeds, `unsmoothed` the number before a moving average where one was drawn; NaN
+    where there is nothing to say.
+    """
+
+    arm: str
+    x: float | str
+    y: float
+    seed: int | None = None
+    series: str = ""
+    low: float = math.nan
+    high: float = math.nan
+    unsmoothed: float = math.nan
 
 
-def curve_figure(comparison: Comparison, metric: str, label: str, *, base: float | None = None) -> str | None:
-    """SVG of a metric over steps, None when no run has a finite value."""
-    if not _any_finite(comparison, metric):
-        return None
-    return svg(lambda ax: _draw_curves(ax, comparison, metric, label, base), f"{metric}-curve")
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Plot:
+    """A figure before it is drawn: the same for the page, the PNG and the CSV.
+
+    `draw` is None where the data does not allow it, and then `absent` says why. `arms` are the (index, name) pairs of
+    its legend. `name` is unique on a page and a file name. `width` and `height` in inches.
+    """
+
+    name: str
+    title: str
+    caption: str
+    absent: str
+    draw: Callable[[Axes], None] | None
+    rows: Sequence[Row]
+    arms: Sequence[tuple[int, str]] = ()
+    size: tuple[float, float] = SIZE
+    x_label: str = ""
+    y_label: str = ""
+
+    def svg(self) -> str | None:
+        """The figure for the page; None where there is none."""
+        return None if self.draw is None else svg(self.draw, self.name, self.size, tight=True)
+
+    def on_page(self) -> page.Figure:
+        """The figure with its words as the page takes it."""
+        return page.Figure(title=self.title, svg=self.svg(), caption=self.caption, absent=self.absent)
 
 
-def endpoint_figure(comparison: Comparison, metric: str, label: str, *, base: float | None = None) -> str | None:
-    """SVG of endpoint bars with intervals and a dot a seed, None when no run has an endpoint."""
-    if not _any_finite(comparison, metric):
-        return None
-    height = 0.9 + 0.5 * len(comparison.arms)
-    return svg(
-        lambda ax: _draw_endpoints(ax, comparison, metric, label, base), f"{metric}-bars", (_SIZE[0], max(height, 2.0))
+def svg(draw: Callable[[Axes], None], name: str, size: tuple[float, float] = SIZE, *, tight: bool = False) -> str:
+    """What `draw` draws, as inline SVG in the page's colours; `name` keeps its ids apart from other figures'.
+
+    `tight` sets fixed margins, at half the time, for what has numbers or nothing beside its left edge.
+    """
+    with _style():
+        figure = Figure(figsize=size, layout=None if tight else "constrained")
+        figure.patch.set_alpha(0)
+        ax = figure.subplots()
+        ax.patch.set_alpha(0)
+        draw(ax)
+        if tight:
+            _margins(figure, ax, size, top=0.0, bottom=0.0)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return _inlined(buffer.getvalue(), name)
+
+
+def png(plot: Plot, path: Path) -> None:
+    """Write a figure for print: on white, with its title and a legend of its arms.
+
+    Raises:
+        ValueError: a plot without a drawing.
+    """
+    if plot.draw is None:
+        raise ValueError(f"there is nothing to draw of {plot.name}")
+    names = [shortened(name, _LEGEND_NAME) for _, name in plot.arms]
+    size = (max(plot.size[0], SIZE[0]) + 0.6, max(plot.size[1], SIZE[1]) + 0.4)
+    columns = max(1, min(len(names), int(size[0] * 14) // (max(map(len, names), default=0) + 9)))
+    rows = math.ceil(len(names) / columns)
+    top, bottom = 0.3, 0.04 + _LEGEND_ROW * rows if rows else 0.0
+    whole = (size[0], size[1] + top + bottom)
+    with _style():
+        figure = Figure(figsize=whole, facecolor="white")
+        ax = figure.subplots()
+        plot.draw(ax)
+        _margins(figure, ax, whole, top=top, bottom=bottom)
+        figure.text(0.08 / whole[0], 1 - 0.09 / whole[1], plot.title, size=11.5, weight="bold", va="top", color=INK)
+        if names:
+            legend(figure, plot.arms, names, columns, (0.02 / whole[0], 0.0), "lower left", 8.5)
+        figure.savefig(path, format="png", dpi=_PRINT_DPI, metadata={"Software": "lecritique"})
+
+
+def legend(
+    figure: Any,
+    arms: Sequence[tuple[int, str]],
+    names: Sequence[str],
+    columns: int,
+    at: tuple[float, float],
+    corner: str,
+    size: float = 9.5,
+) -> None:
+    """A legend of arms at a place in figure coordinates."""
+    figure.legend(
+        [_handle(index) for index, _ in arms],
+        ["\u200b" + name for name in names],  # a leading "_" would hide the entry
+        loc=corner,
+        bbox_to_anchor=at,
+        ncols=columns,
+        frameon=False,
+        fontsize=size,
+        handlelength=3.4,
     )
 
 
-def position_figure(comparison: Comparison, fits: Mapping[str, Sequence[ValueFit]]) -> str | None:
-    """SVG of explained variance by position in the response, None when no bin of any arm has one."""
-    if not any(np.isfinite(fit.value()) for bins in fits.values() for fit in bins):
-        return None
-    return svg(lambda ax: _draw_positions(ax, comparison, fits), "positions")
-
-
-def picture(comparison: Comparison, png: Path) -> None:
-    """Write the PNG: reward and explained variance over steps, and reward endpoints."""
-    critic = _any_finite(comparison, "explained_variance")
-    names = ["\u200b" + shortened(arm, 30) for arm in comparison.arms]  # a leading "_" would hide the entry
-    wide = 11.6 if critic else 8.4
-    columns = max(1, min(len(names), int(11 * wide) // (max(map(len, names)) + 8)))
-    rows = math.ceil(len(names) / columns)
-    tall = 4.05 + 0.22 * rows
-    with _style():
-        figure = Figure(figsize=(wide, tall), facecolor="white")
-        axes = figure.subplots(1, 3 if critic else 2, gridspec_kw={"wspace": 0.24})
-        figure.subplots_adjust(left=0.05, right=0.985, top=1 - (0.84 + 0.22 * rows) / tall, bottom=0.54 / tall)
-        _draw_curves(axes[0], comparison, "reward", "reward", comparison.base_reward)
-        if critic:
-            _draw_curves(axes[1], comparison, "explained_variance", "explained variance of the critic", None)
-        _draw_endpoints(axes[-1], comparison, "reward", "reward, last steps", comparison.base_reward)
-        figure.text(0.156 / wide, 1 - 0.15 / tall, shortened(comparison.recipe, 60), size=14, weight="bold", va="top")
-        figure.legend(
-            [_handle(index) for index in range(len(names))],
-            names,
-            loc="upper left",
-            bbox_to_anchor=(0.03 / wide, 1 - 0.38 / tall),
-            ncols=columns,
-            frameon=False,
-            fontsize=9.5,
-        )
-        figure.savefig(png, format="png", dpi=160, metadata={"Software": "lecritique"})
-
-
-def _draw_curves(ax: _Axes, comparison: Comparison, metric: str, label: str, base: float | None) -> None:
-    width = smoothing_width(comparison)
-    drawn: list[NDArray[np.float64]] = []
-    last = 1
-    for index, arm in enumerate(comparison.arms):
-        steps, curves_SN = _aligned(comparison, arm, metric, width)
-        if not np.isfinite(curves_SN).any():
-            continue
-        colour, dash = arm_colour(index), _DASHES[index // len(ARM_COLOURS) % len(_DASHES)]
-        if len(curves_SN) > 1:
-            low, high = _extent(curves_SN)
-            ax.fill_between(steps, low, high, color=colour, alpha=0.16, linewidth=0)
-            for curve in curves_SN:
-                ax.plot(steps, curve, color=colour, linewidth=0.7, alpha=0.45)
-        mean = finite_mean(curves_SN, axis=0)
-        marker = "o" if np.isfinite(mean).sum() < 2 else None
-        ax.plot(steps, mean, color=colour, linewidth=2.0, linestyle=dash, marker=marker, solid_capstyle="round")
-        drawn.append(curves_SN.ravel())
-        last = max(last, int(steps[-1]))
-    frame(ax, label)
-    ax.set_xlabel("policy step")
-    ax.set_xlim(0, last)
-    _limit_y(ax, np.concatenate(drawn) if drawn else np.zeros(1), base, floor=metric == "explained_variance")
-    if metric == "explained_variance":
-        ax.axhline(0, color=MUTED, linewidth=0.8)
-    if base is not None:
-        _base_line(ax.axhline, base)
-        ax.annotate(
-            f"before training {base:.3f}",
-            (last, base),
-            xytext=(-2, -4),
-            textcoords="offset points",
-            ha="right",
-            va="top",
-            color=MUTED,
-            size=8,
-        )
-
-
-def _draw_endpoints(ax: _Axes, comparison: Comparison, metric: str, label: str, base: float | None) -> None:
-    """Bars from zero; the name stands over its bar, so long names cost no width."""
-    ends = []
-    for index, arm in enumerate(comparison.arms):
-        y, found = -index, arm_endpoint(comparison, metric, arm)
-        ax.text(0.0, y + 0.27, shortened(arm, 40), transform=ax.get_yaxis_transform(), ha="left", va="bottom", size=9)
-        if not np.isfinite(found.estimate):
-            ax.text(0.0, y, "undefined", transform=ax.get_yaxis_transform(), va="center", color=MUTED, size=9)
-            continue
-        ax.barh(y, found.estimate, height=0.4, color=arm_colour(index), alpha=0.85, linewidth=0)
-        seeds = [endpoint(run.series(metric)) for run in comparison.runs_of(arm) if run is not None]
-        known = [value for value in seeds if value is not None]
-        _draw_interval(ax, y, found)
-        if len(known) > 1:
-            ax.plot(known, [y - 0.13] * len(known), "o", markersize=3, color=INK, alpha=0.55, markeredgewidth=0)
-        ends.append((found, max([found.estimate, *known, *_finite(found.high)])))
-        ax.annotate(
-            number(found.estimate),
-            (max(ends[-1][1], 0), y),
-            xytext=(6, 0),
-            textcoords="offset points",
-            va="center",
-            size=9,
-        )
-    frame(ax, label, grid="x")
-    ax.set_yticks([])
-    ax.spines["left"].set_visible(False)
-    ax.set_ylim(-len(comparison.arms) + 0.45, 0.75)
-    highest = max([end for _, end in ends] + [base or 0.0, 1e-3])
-    lowest = min([min(f.estimate, *_finite(f.low), 0.0) for f, _ in ends] + [base or 0.0, 0.0])
-    ax.set_xlim(lowest * 1.1, highest + 0.17 * (highest - lowest))
-    if base is not None:
-        _base_line(ax.axvline, base)
-    if lowest < 0:
-        ax.axvline(0, color=MUTED, linewidth=0.8)
-
-
-def _draw_interval(ax: _Axes, y: float, found: Interval) -> None:
-    if np.isfinite(found.low) and np.isfinite(found.high):
-        ax.plot([found.low, found.high], [y, y], color=INK, linewidth=1.4, solid_capstyle="butt")
-        ax.plot([found.low, found.high], [y, y], "|", color=INK, markersize=6, markeredgewidth=1.4)
-
-
-def _draw_positions(ax: _Axes, comparison: Comparison, fits: Mapping[str, Sequence[ValueFit]]) -> None:
-    seen = []
-    for index, arm in enumerate(comparison.arms):
-        bins = fits.get(arm, ())
-        explained = np.array([fit.value() for fit in bins])
-        if not np.isfinite(explained).any():
-            continue
-        centres = (np.arange(len(bins)) + 0.5) / len(bins)
-        dash = _DASHES[index // len(ARM_COLOURS) % len(_DASHES)]
-        ax.plot(centres, explained, color=arm_colour(index), linewidth=2, linestyle=dash, marker="o", markersize=4)
-        seen.append(explained)
-    frame(ax, "explained variance")
-    ax.axhline(0, color=MUTED, linewidth=0.8)
-    ax.set_xlim(0, 1)
-    ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["start", "25%", "50%", "75%", "end"])
-    ax.set_xlabel("place in the response")
-    _limit_y(ax, np.concatenate(seen), None, floor=True)
-
-
-def _aligned(
-    comparison: Comparison, arm: str, metric: str, width: int
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Steps [N] and smoothed curves [S, N] of the arm's runs, NaN where a run has no such step."""
-    runs = [run for run in comparison.runs_of(arm) if run is not None and len(run.steps)]
-    steps = np.unique(np.concatenate([run.steps for run in runs])) if runs else np.zeros(0, dtype=np.int64)
-    curves_SN = np.full((len(runs), len(steps)), np.nan)
-    for row, run in enumerate(runs):
-        curves_SN[row, np.searchsorted(steps, run.steps)] = smoothed(run.series(metric), width)
-    return steps, curves_SN
-
-
-def _extent(curves_SN: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    low = np.where(np.isfinite(curves_SN), curves_SN, np.inf).min(axis=0)
-    high = np.where(np.isfinite(curves_SN), curves_SN, -np.inf).max(axis=0)
-    return np.where(np.isfinite(low), low, np.nan), np.where(np.isfinite(high), high, np.nan)
-
-
-def _limit_y(ax: _Axes, values: NDArray[np.float64], base: float | None, *, floor: bool) -> None:
-    known = values[np.isfinite(values)]
-    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
-    if base is not None:
-        low, high = min(low, base), max(high, base)
-    if floor:  # an untrained critic can be arbitrarily bad; its first steps must not flatten the rest
-        low, high = max(min(low, 0.0), _LOWEST_EV), max(high, 0.1)
-    pad = 0.06 * max(high - low, 1e-3)
-    ax.set_ylim(low - pad * (2 if base is not None else 1), high + pad)
-
-
-def frame(ax: _Axes, label: str, grid: str = "y") -> None:
+def frame(ax: Axes, label: str, grid: str = "y") -> None:
     """The axes as every figure has them: a title on the left, no box, quiet grid lines."""
     ax.set_title(label, loc="left", size=9.5, color=MUTED, pad=8)
     for side in ("top", "right"):
@@ -262,33 +187,74 @@ def frame(ax: _Axes, label: str, grid: str = "y") -> None:
     ax.margins(x=0)
 
 
-def _base_line(line: Callable[..., Any], base: float) -> None:
+def number_ticks(ax: Axes, *, x: bool = True, y: bool = True, whole_x: bool = False) -> None:
+    """Short numbers beside the axes: 12k, 3.5M, a true minus."""
+    shown = FuncFormatter(lambda value, _: tick_text(value))
+    if x:
+        ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=whole_x, steps=[1, 2, 2.5, 5, 10]))
+        ax.xaxis.set_major_formatter(shown)
+    if y:
+        ax.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
+        ax.yaxis.set_major_formatter(shown)
+
+
+def tick_text(value: float) -> str:
+    """A tick in few characters."""
+    size = abs(value)
+    if size >= 1e21 or 0 < size < 1e-4:
+        text = f"{value:.2g}".replace("e-0", "e-")
+    elif size >= 1e4:
+        unit, letter = next((unit, letter) for unit, letter in _UNITS if size >= unit)
+        text = f"{value / unit:.4g}{letter}"
+    else:
+        text = f"{value:.5g}"
+    return text.replace("-", MINUS)
+
+
+def limit_y(ax: Axes, values: NDArray[np.float64], base: float | None = None, *, floor: bool = False) -> None:
+    """Limits around the finite values and `base`; `floor` cuts off explained variances far below zero."""
+    known = values[np.isfinite(values)]
+    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+    if base is not None:
+        low, high = min(low, base), max(high, base)
+    if floor:  # an untrained critic can be arbitrarily bad; its first steps must not flatten the rest
+        low, high = max(min(low, 0.0), _LOWEST_EV), max(high, 0.1)
+    if high - low <= 1e-9 * max(abs(low), abs(high), 1.0):  # a flat line gets an axis that says so
+        low, high = low - max(0.05 * abs(low), 0.01), high + max(0.05 * abs(high), 0.01)
+    pad = 0.06 * (high - low)
+    ax.set_ylim(low - pad * (2 if base is not None else 1), high + pad)
+
+
+def base_line(line: Callable[..., Any], base: float) -> None:
+    """The dashed line of the policy before training."""
     line(base, color=MUTED, linewidth=1.1, linestyle=(0, (3, 3)))
 
 
+def finite(values: Iterable[float]) -> list[float]:
+    """Those that are finite."""
+    return [value for value in values if math.isfinite(value)]
+
+
+def _margins(figure: Any, ax: Axes, size: tuple[float, float], *, top: float, bottom: float) -> None:
+    """Inches around the axes: room for the title above, ticks and their label below, numbers on the left."""
+    low, high = sorted(ax.get_ylim())
+    ticks = [tick for tick in ax.get_yticks() if low <= tick <= high]
+    beside = ax.yaxis.get_major_formatter().format_ticks(ticks)
+    left = max(0.5, 0.16 + 0.075 * max(map(len, beside))) if beside else 0.08
+    below = 0.5 if ax.get_xlabel() else 0.3
+    figure.subplots_adjust(
+        left=left / size[0],
+        right=1 - 0.12 / size[0],
+        top=1 - (0.3 + top) / size[1],
+        bottom=(below + bottom) / size[1],
+    )
+
+
 def _handle(index: int) -> Line2D:
-    return Line2D([], [], color=arm_colour(index), linewidth=3, linestyle=_DASHES[index // len(ARM_COLOURS) % 4])
-
-
-def _any_finite(comparison: Comparison, metric: str) -> bool:
-    return any(np.isfinite(run.series(metric)).any() for run in comparison.runs.values())
-
-
-def _finite(*values: float) -> list[float]:
-    return [value for value in values if np.isfinite(value)]
-
-
-def svg(draw: Callable[[_Axes], None], name: str, size: tuple[float, float] = _SIZE) -> str:
-    """What `draw` draws, as inline SVG in the page's colours; `name` keeps its ids apart from other figures'."""
-    with _style():
-        figure = Figure(figsize=size, layout="constrained")
-        figure.patch.set_alpha(0)
-        ax = figure.subplots()
-        ax.patch.set_alpha(0)
-        draw(ax)
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return _inlined(buffer.getvalue(), name)
+    return Line2D(
+        [0, 0.5, 1], [0, 0, 0], color=arm_colour(index), linewidth=2.4, linestyle=arm_dash(index),
+        marker=arm_marker(index), markersize=5, markevery=[1],
+    )  # fmt: skip
 
 
 def _inlined(drawn: str, name: str) -> str:
@@ -300,7 +266,7 @@ def _inlined(drawn: str, name: str) -> str:
     drawn = re.sub(r'url\(#|href="#', lambda found: f"{found.group()}{name}-", drawn)
     drawn = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", drawn, count=1)
     drawn = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", drawn, count=1)
-    variables = {INK: "--ink", MUTED: "--muted", RULE: "--rule"}
+    variables = {INK: "--ink", MUTED: "--muted", RULE: "--rule", PANEL: "--panel"}
     variables |= {colour: f"--arm-{index}" for index, colour in enumerate(ARM_COLOURS)}
     for colour, variable in variables.items():
         drawn = drawn.replace(colour, f"var({variable})")
@@ -312,3 +278,8 @@ def _style() -> Iterator[None]:
     with matplotlib.rc_context(_RC), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # glyphs of data that the font lacks
         yield
+
+
+def style() -> Any:
+    """The drawing style as a context, for a picture of several axes."""
+    return _style()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from lecritique.analysis.arm_tests import budget_of
 from lecritique.analysis.bootstrap import FEWEST_SEEDS, Interval, chance_exclusion
 from lecritique.analysis.read import Comparison, Run
 from lecritique.analysis.summary import arm_endpoint, paired_endpoint
@@ -128,7 +129,7 @@ def _cautions(comparison: Comparison) -> tuple[str, ...]:
             count = "Run" if planned == 1 else f"{len(runs)} of {planned} runs"
             found.append(f"{count} {_STATES.get(state, state)}: {shown}{more}.")
     lengths = {len(run.steps) for run in comparison.runs.values()}
-    if len(lengths) > 1:
+    if len(lengths) > 1 and budget_of(comparison) is None:
         steps = f"{min(lengths)} to {max(lengths)} steps"
         found.append(f"Runs differ in length ({steps}), so their endpoints are not of the same steps.")
     return tuple(found)

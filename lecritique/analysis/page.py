@@ -34,15 +34,20 @@ class Card:
 
 def document(*, title: str, body: Sequence[str], tokens: dict[str, Any]) -> str:
     """The whole page around the sections `body`."""
-    css, script = (files(__package__).joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    css, drawing, script = map(asset, ("page.css", "tokens.js", "page.js"))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{text(title)}</title><style>{css}</style></head>\n<body><main>"
         + "\n".join(part for part in body if part)
         + f'</main>\n<script type="application/json" id="token-data">{embedded(tokens)}</script>'
-        f"<script>{script}</script></body></html>\n"
+        f"<script>{drawing}{script}</script></body></html>\n"
     )
+
+
+def asset(name: str) -> str:
+    """A style sheet or script of this room."""
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def text(raw: str) -> str:
@@ -87,9 +92,10 @@ def section(title: str, intro: str, content: str) -> str:
     return f"<section><h2>{text(title)}</h2>{lead}{content}</section>"
 
 
-def figures(entries: Sequence[Figure]) -> str:
-    """Figures side by side where there is room, one under the other where there is not."""
-    return f'<div class="figures">{"".join(_figure(entry) for entry in entries)}</div>'
+def figures(entries: Sequence[Figure], *, small: bool = False) -> str:
+    """Figures side by side where there is room, one under the other where there is not; `small` ones in threes."""
+    kind = "figures small" if small else "figures"
+    return f'<div class="{kind}">{"".join(_figure(entry) for entry in entries)}</div>'
 
 
 def folded(title: str, content: str) -> str:

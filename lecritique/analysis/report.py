@@ -1,49 +1,76 @@
-"""The report of a run or a comparison: one HTML file without network, and one picture."""
+"""The report of a run or a comparison: one HTML file without network, one picture, and every figure by itself."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import lecritique
 from lecritique.analysis import page
+from lecritique.analysis.evaluation_figures import ablation_table, described_method
+from lecritique.analysis.exported_figures import export_figures
 from lecritique.analysis.headline import headline, ranked_arms
-from lecritique.analysis.positions import POSITION_COLUMNS, value_fit_by_position
+from lecritique.analysis.pretraining_figures import (
+    is_pretraining,
+    load_pretraining,
+    pretraining_html,
+    pretraining_plots,
+)
 from lecritique.analysis.read import Comparison, Run, load_comparison
-from lecritique.analysis.saved_rollouts import RolloutTable, read_rollouts
+from lecritique.analysis.report_figures import ReportFigures, Section, exported_plots, read_or_note, report_figures
+from lecritique.analysis.roles import roles_section
+from lecritique.analysis.saved_rollouts import RolloutTable
 from lecritique.analysis.summary import comparison_summary
-from lecritique.analysis.tables import arm_name, config_table, endpoint_table, metric_table, paired_table
+from lecritique.analysis.tables import (
+    arm_name,
+    config_table,
+    endpoint_table,
+    how_arms_were_tested,
+    metric_table,
+    paired_table,
+    spending_table,
+)
 from lecritique.analysis.tokens import token_view
 from lecritique.analysis.wording import TIMES, counted, number, signed
-from lecritique.core.errors import DataError
-from lecritique.core.metrics import ValueFit
 
 REPORT_NAME = "report.html"
 
 
-def write_report(directory: str | Path, out: str | Path | None = None) -> Path:
-    """Write the page of a run or a comparison and return its path.
+def write_report(
+    directory: str | Path,
+    out: str | Path | None = None,
+    *,
+    reference: str | None = None,
+    evaluation_folders: Sequence[Path] = (),
+) -> Path:
+    """Write the page of a run, a comparison or a folder of `pretrain-value`, and return its path.
 
     Args:
-        directory: a run directory or a comparison, finished or not.
+        directory: finished or not.
         out: the HTML file to write; `report.html` inside `directory` by default.
+        reference: the arm that differences are against; the first one by default.
+        evaluation_folders: of `lecritique eval`, each of one of the runs, for the ablation table.
 
     Raises:
-        DataError: the directory is neither, or a config, status, metrics or comparison file is damaged. A
-            damaged file of saved rollouts is left out and named on the page.
+        ConfigurationError: there is no such reference arm.
+        DataError: the directory is none of these, or a config, status, metrics, comparison or evaluation file is
+            damaged. A damaged file of saved rollouts is left out and named on the page.
     """
-    comparison = load_comparison(directory)
+    if is_pretraining(Path(directory)):
+        html = pretraining_html(load_pretraining(Path(directory)))
+    else:
+        html = report_html(load_comparison(directory), reference=reference, evaluation_folders=evaluation_folders)
     target = Path(out) if out is not None else Path(directory) / REPORT_NAME
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(report_html(comparison), encoding="utf-8")
+    target.write_text(html, encoding="utf-8")
     return target
 
 
 def write_picture(directory: str | Path, png: str | Path) -> Path:
     """Write a compact PNG of a run or a comparison and return its path."""
-    from lecritique.analysis.figures import picture
+    from lecritique.analysis.picture import picture
 
     target = Path(png)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -51,13 +78,41 @@ def write_picture(directory: str | Path, png: str | Path) -> Path:
     return target
 
 
-def report_html(comparison: Comparison) -> str:
-    """The whole page."""
-    from lecritique.analysis.roles import roles_section
+def write_figures(
+    directory: str | Path,
+    out: str | Path,
+    *,
+    reference: str | None = None,
+    evaluation_folders: Sequence[Path] = (),
+) -> list[Path]:
+    """Write every figure of the report as PNG and CSV into the directory `out`; see `export_figures`.
 
+    Args:
+        directory: as in `write_report`.
+        out: new, empty, or of an earlier export.
+        reference: as in `write_report`.
+        evaluation_folders: as in `write_report`.
+
+    Raises:
+        ConfigurationError: `out` holds something else, or there is no such reference arm.
+        DataError: as in `write_report`.
+    """
+    if is_pretraining(Path(directory)):
+        plots, source = pretraining_plots(load_pretraining(Path(directory))), Path(directory).resolve().name
+    else:
+        comparison = load_comparison(directory)
+        found = report_figures(comparison, reference=reference, evaluation_folders=evaluation_folders)
+        plots, source = exported_plots(comparison, found), comparison.recipe
+    return export_figures(plots, Path(out), source=source)
+
+
+def report_html(
+    comparison: Comparison, *, reference: str | None = None, evaluation_folders: Sequence[Path] = ()
+) -> str:
+    """The whole page."""
+    figures = report_figures(comparison, reference=reference, evaluation_folders=evaluation_folders)
     summary = comparison_summary(comparison)
-    damaged: list[str] = []
-    fits = {arm: value_fit_by_position(_late_tables(comparison, arm, damaged)) for arm in comparison.arms}
+    damaged = list(figures.notes)
     critics = ranked_arms(comparison, "explained_variance")
     first = critics[0][0] if critics else None
     tokens = token_view(comparison, _newest_tables(comparison, damaged), first)
@@ -72,19 +127,27 @@ def report_html(comparison: Comparison) -> str:
         ),
         page.cards(_cards(comparison)),
         page.legend([arm_name(comparison, arm) for arm in comparison.arms]) if len(comparison.arms) > 1 else "",
-        _reward_section(comparison),
-        _critic_section(comparison, fits),
+        _figure_section(figures.reward),
+        _figure_section(figures.critic),
         page.section(
             "Token by token",
             "What the policy wrote, coloured by what the critic thought of it. Grey text was given to the policy "
             "(prompt or environment); coloured tokens are its own. Point at a token, or tap it, for its numbers.",
             page.token_section(tokens),
         ),
+        *(_figure_section(section) for section in figures.later),
         roles_section(comparison),
-        _numbers_section(comparison, summary),
+        _numbers_section(comparison, summary, figures),
         _method_section(comparison, summary),
     ]
     return page.document(title=f"{comparison.recipe} · lecritique", body=body, tokens=tokens)
+
+
+def _figure_section(section: Section) -> str:
+    if not section.plots:
+        return page.section(section.title, section.empty, "")
+    drawn = page.figures([plot.on_page() for plot in section.plots], small=section.small)
+    return page.section(section.title, section.intro, drawn)
 
 
 def _cards(comparison: Comparison) -> list[page.Card]:
@@ -122,95 +185,26 @@ def _cards(comparison: Comparison) -> list[page.Card]:
     return found
 
 
-def _reward_section(comparison: Comparison) -> str:
-    from lecritique.analysis.figures import curve_figure, endpoint_figure, smoothing_width
-
-    base = comparison.base_reward
-    width = smoothing_width(comparison)
-    seeds = (
-        "The heavy line is the mean over seeds, thin lines are single seeds, the band spans them."
-        if len(comparison.seeds) > 1
-        else "One seed: there is no band, because nothing shows how far another seed would differ."
-    )
-    average = "" if width == 1 else f" Curves are centred averages over {width} steps."
-    line = " The dashed line is the policy before training." if base is not None else ""
-    return page.section(
-        "Reward",
-        "",
-        page.figures(
-            [
-                page.Figure(
-                    title="Reward while training",
-                    svg=curve_figure(comparison, "reward", "mean reward of the batch", base=base),
-                    caption=seeds + average + line,
-                    absent="No step has recorded a reward yet.",
-                ),
-                page.Figure(
-                    title="Reward at the end",
-                    svg=endpoint_figure(comparison, "reward", "mean reward of the last steps", base=base),
-                    caption="Bars start at zero. The bracket is a 95% interval, each dot one seed, the dashed line "
-                    "the policy before training."
-                    if base is not None
-                    else "Bars start at zero. The bracket is a 95% interval, each dot one seed.",
-                    absent="No run has an endpoint yet.",
-                ),
-            ]
-        ),
-    )
-
-
-def _critic_section(comparison: Comparison, fits: dict[str, tuple[ValueFit, ...]]) -> str:
-    from lecritique.analysis.figures import curve_figure, endpoint_figure, position_figure
-
-    rho = curve_figure(comparison, "rho", "rho")
-    curve = curve_figure(comparison, "explained_variance", "explained variance")
-    positions = position_figure(comparison, fits)
-    if rho is None and curve is None and positions is None:
-        return page.section("Critic", "There is no critic here, or nothing it predicted has been recorded yet.", "")
-    entries = [
-        page.Figure(
-            title="How well the critic predicts returns",
-            svg=curve,
-            caption="Explained variance before the critic trained on the batch: 1 is perfect, 0 no better than a "
-            f"constant, below 0 worse than one. What falls below {number(-0.5, 1)} runs off the lower edge.",
-            absent="No arm has recorded an explained variance: there is no critic, or its targets never varied.",
-        ),
-        page.Figure(
-            title="Explained variance at the end",
-            svg=endpoint_figure(comparison, "explained_variance", "explained variance of the last steps"),
-            caption="The mean of the steps' explained variances. The bracket is a 95% interval, each dot one seed.",
-            absent="No run has an explained variance at its end.",
-        ),
-        page.Figure(
-            title="Where in the response the critic knows",
-            svg=positions,
-            caption="Explained variance in tenths of the response, pooled over the saved rollouts of the last third "
-            "of training. A line that climbs is a critic that sees the outcome coming.",
-            absent="No saved rollout of the last third carries values whose targets vary.",
-        ),
-    ]
-    if rho is not None:
-        entries.append(
-            page.Figure(
-                title="How far Tether trusts the critic",
-                svg=rho,
-                caption="rho weighs the critic against the group's own mean: at 0 the critic is ignored, at 1 it is "
-                "the baseline.",
-                absent="",
-            )
-        )
-    return page.section("Critic", "", page.figures(entries))
-
-
-def _numbers_section(comparison: Comparison, summary: dict[str, Any]) -> str:
-    paired = paired_table(comparison, summary)
+def _numbers_section(comparison: Comparison, summary: dict[str, Any], figures: ReportFigures) -> str:
+    paired, spending = paired_table(comparison, summary), spending_table(comparison, summary)
+    ablation = ablation_table(comparison, figures.ablation)
+    explained = f'<p class="intro">{page.text(described_method(figures.ablation))}</p>'
     content = (
         endpoint_table(comparison, summary)
-        + (f"<h3>Paired differences</h3>{paired}" if paired else "")
+        + (f"<h3>What it cost</h3>{spending}" if spending else "")
+        + (f"<h3>Ablation table</h3>{explained}{ablation}" if ablation else "")
+        + (_folded_pairs(comparison, paired) if paired else "")
         + page.folded("Every metric at the end", metric_table(comparison))
         + page.folded("What the arms' configurations differ in", config_table(comparison))
     )
     return page.section("Numbers", "Means over seeds, with each seed below in the order of the comparison.", content)
+
+
+def _folded_pairs(comparison: Comparison, paired: str) -> str:
+    """Open where it is short: the pairs of many arms would push everything else away."""
+    if len(comparison.arms) <= 4:
+        return f"<h3>Paired differences</h3>{paired}"
+    return page.folded("Paired differences of every two arms", paired)
 
 
 def _method_section(comparison: Comparison, summary: dict[str, Any]) -> str:
@@ -235,15 +229,8 @@ def _method_section(comparison: Comparison, summary: dict[str, Any]) -> str:
     updated = max((str(run.status.get("updated") or "") for run in comparison.runs.values()), default="")
     written = f"lecritique {lecritique.__version__}" + (f" · runs last updated {updated}" if updated else "")
     footer = f"<footer>{page.text(written)}</footer>"
-    return page.section("How these numbers were made", "", f"<p>{page.text(said + base)}</p>") + footer
-
-
-def _late_tables(comparison: Comparison, arm: str, damaged: list[str]) -> Iterator[RolloutTable]:
-    for run in comparison.runs_of(arm):
-        for path in run.late_rollout_files() if run is not None else ():
-            table = _read_or_note(path, damaged, POSITION_COLUMNS)
-            if table is not None:
-                yield table
+    paragraphs = f"<p>{page.text(said + base)}</p><p>{page.text(how_arms_were_tested(summary))}</p>"
+    return page.section("How these numbers were made", "", paragraphs) + footer
 
 
 def _newest_tables(comparison: Comparison, damaged: list[str]) -> dict[tuple[str, int], RolloutTable]:
@@ -257,18 +244,10 @@ def _newest_tables(comparison: Comparison, damaged: list[str]) -> dict[tuple[str
 
 def _newest(run: Run, damaged: list[str]) -> RolloutTable | None:
     for path in reversed(run.rollout_files):
-        table = _read_or_note(path, damaged)
+        table = read_or_note(path, damaged)
         if table is not None and len(table):
             return table
     return None
-
-
-def _read_or_note(path: Path, damaged: list[str], columns: Sequence[str] | None = None) -> RolloutTable | None:
-    try:
-        return read_rollouts(path, columns)
-    except DataError as error:
-        damaged.append(f"Left out: {error}.")
-        return None
 
 
 def _bounds(low: float, high: float) -> str:

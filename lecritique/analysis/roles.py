@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
 from lecritique.analysis import page
-from lecritique.analysis.figures import MUTED, arm_colour, frame, svg
+from lecritique.analysis.figures import MUTED, Plot, Row, arm_colour, frame
 from lecritique.analysis.history import Record, spans, surviving_outcomes
 from lecritique.analysis.read import Comparison, Run
 from lecritique.analysis.wording import counted, number
@@ -21,6 +21,13 @@ _STEPS_SHOWN = 12
 _SECONDS_SHOWN = 30.0
 _SPANS_SHOWN = 1500
 _UTILISATION = ("rollout", "evaluator", "policy", "critic", "orchestrator")
+
+
+class Drawn(TypedDict):
+    """How a figure is drawn, None where nothing was recorded, and its numbers."""
+
+    draw: Callable[[Any], None] | None
+    rows: Sequence[Row]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,31 +53,44 @@ def roles_section(comparison: Comparison) -> str:
         "Roles",
         f"How rollouts, scoring and training shared the time of {shown.run.arm}, seed {shown.run.seed}: "
         f"{counted(sum(ended.values()), 'group')}, {said}.{wait}",
-        page.figures(
-            [
-                page.Figure(
-                    title="Who worked when",
-                    svg=_timeline(shown.spans),
-                    caption=f"The last {_STEPS_SHOWN} steps, at most {_SECONDS_SHOWN:g} seconds. Gaps of the policy "
-                    "trainer are time in which nothing was ready for it.",
-                    absent="No piece of work was recorded.",
-                ),
-                page.Figure(
-                    title="Share of time at work",
-                    svg=_utilisation(shown.run),
-                    caption="Mean over the steps. Threads of one process share its cores, so the shares need not leave "
-                    "room for more.",
-                    absent="No utilisation was recorded.",
-                ),
-                page.Figure(
-                    title="Staleness of what was trained on",
-                    svg=_staleness(shown.outcomes),
-                    caption="Policy versions between a group's oldest token and its update.",
-                    absent="No group was trained on.",
-                ),
-            ]
-        ),
+        page.figures([plot.on_page() for plot in _plots(shown)]),
     )
+
+
+def roles_plots(comparison: Comparison) -> list[Plot]:
+    """The figures of the newest asynchronous run; empty when no run was one."""
+    shown = _shown(comparison)
+    return [] if shown is None else _plots(shown)
+
+
+def _plots(shown: _Shown) -> list[Plot]:
+    return [
+        Plot(
+            name="roles-timeline",
+            title="Who worked when",
+            caption=f"The last {_STEPS_SHOWN} steps, at most {_SECONDS_SHOWN:g} seconds. Gaps of the policy "
+            "trainer are time in which nothing was ready for it.",
+            absent="No piece of work was recorded.",
+            size=(6.4, 2.4),
+            **_timeline(shown),
+        ),
+        Plot(
+            name="roles-utilisation",
+            title="Share of time at work",
+            caption="Mean over the steps. Threads of one process share its cores, so the shares need not leave "
+            "room for more.",
+            absent="No utilisation was recorded.",
+            size=(6.4, 2.4),
+            **_utilisation(shown.run),
+        ),
+        Plot(
+            name="roles-staleness",
+            title="Staleness of what was trained on",
+            caption="Policy versions between a group's oldest token and its update.",
+            absent="No group was trained on.",
+            **_staleness(shown),
+        ),
+    ]
 
 
 def _shown(comparison: Comparison) -> _Shown | None:
@@ -81,9 +101,10 @@ def _shown(comparison: Comparison) -> _Shown | None:
     return _Shown(run=newest, spans=spans(newest.path), outcomes=surviving_outcomes(newest.path))
 
 
-def _timeline(recorded: Sequence[Record]) -> str | None:
+def _timeline(shown: _Shown) -> Drawn:
+    recorded = shown.spans
     if not recorded:
-        return None
+        return {"draw": None, "rows": ()}
     resume = recorded[-1]["resume"]
     last_step = max(span["step"] for span in recorded if span["resume"] == resume)
     end = max(span["end"] for span in recorded if span["resume"] == resume)
@@ -95,29 +116,36 @@ def _timeline(recorded: Sequence[Record]) -> str | None:
         and span["end"] > end - _SECONDS_SHOWN
         and span["role"] in ROLES
     ][-_SPANS_SHOWN:]
+    if not late:
+        return {"draw": None, "rows": ()}
     start = max(end - _SECONDS_SHOWN, min(span["start"] for span in late))
+    bars = {
+        role: [
+            (max(span["start"], start) - start, span["end"] - max(span["start"], start))
+            for span in late
+            if span["role"] == role
+        ]
+        for role in ROLES
+    }
 
     def draw(ax: Any) -> None:
         for index, role in enumerate(ROLES):
-            bars = [
-                (max(span["start"], start) - start, span["end"] - max(span["start"], start))
-                for span in late
-                if span["role"] == role
-            ]
-            ax.broken_barh(bars, (-index - 0.3, 0.6), facecolors=arm_colour(index), linewidth=0)
+            ax.broken_barh(bars[role], (-index - 0.3, 0.6), facecolors=arm_colour(index), linewidth=0)
         frame(ax, "", grid="x")
         ax.set_yticks([-index for index in range(len(ROLES))], ROLES)
         ax.set_xlim(0, end - start)
         ax.set_xlabel("seconds")
 
-    return svg(draw, "timeline", (6.4, 2.4))
+    # A line a piece of work: its start, and its length as y.
+    rows = [_row(shown.run, role, x=begun, y=lasted) for role in ROLES for begun, lasted in bars[role]]
+    return {"draw": draw, "rows": rows}
 
 
-def _utilisation(run: Run) -> str | None:
+def _utilisation(run: Run) -> Drawn:
     series = [run.series(f"utilisation_{name}") for name in _UTILISATION]
     means = [float(np.nanmean(column)) if np.isfinite(column).any() else np.nan for column in series]
     if not np.isfinite(means).any():
-        return None
+        return {"draw": None, "rows": ()}
 
     def draw(ax: Any) -> None:
         for index, mean in enumerate(means):
@@ -130,13 +158,15 @@ def _utilisation(run: Run) -> str | None:
         ax.set_yticks([-index for index in range(len(ROLES))], ROLES)
         ax.set_xlim(0, 1.15 * max(1.0, np.nanmax(means)))
 
-    return svg(draw, "utilisation", (6.4, 2.4))
+    return {"draw": draw, "rows": [_row(run, role, x="", y=mean) for role, mean in zip(ROLES, means, strict=True)]}
 
 
-def _staleness(outcomes: Sequence[Record]) -> str | None:
-    ages = Counter(int(o["staleness"]) for o in outcomes if o["outcome"] == "trained" and o["staleness"] is not None)
+def _staleness(shown: _Shown) -> Drawn:
+    ages = Counter(
+        int(o["staleness"]) for o in shown.outcomes if o["outcome"] == "trained" and o["staleness"] is not None
+    )
     if not ages:
-        return None
+        return {"draw": None, "rows": ()}
 
     def draw(ax: Any) -> None:
         ax.bar(list(ages), list(ages.values()), width=0.7, color=arm_colour(0), linewidth=0)
@@ -146,4 +176,8 @@ def _staleness(outcomes: Sequence[Record]) -> str | None:
         ax.set_xlabel("policy versions")
         ax.axhline(0, color=MUTED, linewidth=0.8)
 
-    return svg(draw, "staleness")
+    return {"draw": draw, "rows": [_row(shown.run, "groups", x=age, y=count) for age, count in sorted(ages.items())]}
+
+
+def _row(run: Run, series: str, *, x: float | str, y: float) -> Row:
+    return Row(arm=run.arm, seed=run.seed, series=series, x=x, y=y)

@@ -7,20 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from lecritique.analysis.arm_style import ARM_COLOURS, swatch
+from lecritique.analysis.arm_tests import area_means, mean_of
 from lecritique.analysis.read import Comparison
 from lecritique.analysis.summary import endpoint
-from lecritique.analysis.wording import MINUS, MISSING, clean, number, signed
+from lecritique.analysis.wording import MINUS, MISSING, clean, counted, number, percent, signed
 from lecritique.core.metrics import CATALOG, MetricSpec
 
 _NOT_DIFFERENCES = frozenset({"run.arm", "run.seed", "run.name", "run.directory"})
-ARM_COLOUR_COUNT = 7  # --arm-0 to --arm-6 of page.css; figures.ARM_COLOURS has as many
+ARM_COLOUR_COUNT = len(ARM_COLOURS)  # --arm-0 to --arm-6 of page.css
 
 
 def arm_name(comparison: Comparison, arm: str) -> str:
-    """The arm's name behind a dot of its colour, as HTML."""
-    round_, index = divmod(comparison.arms.index(arm), ARM_COLOUR_COUNT)
-    again = ' class="dashed"' if round_ else ""
-    return f'<span class="arm"><i{again} style="--c:var(--arm-{index})"></i><span>{escape(clean(arm))}</span></span>'
+    """The arm's name behind a dot of its colour, or a piece of its line, as HTML."""
+    return f'<span class="arm">{swatch(comparison.arms.index(arm))}<span>{escape(clean(arm))}</span></span>'
 
 
 def endpoint_table(comparison: Comparison, summary: Mapping[str, Any]) -> str:
@@ -53,9 +53,54 @@ def paired_table(comparison: Comparison, summary: Mapping[str, Any]) -> str:
             interval = f"{signed(entry['low'])} to {signed(entry['high'])}"
         a, b = arm_name(comparison, entry["a"]), arm_name(comparison, entry["b"])
         label = entry["metric"].replace("_", " ")
-        rows.append([label, f"{a} {MINUS} {b}", signed(entry["difference"]), interval, str(entry["seeds"])])
-    heads = ["metric", "difference of", "mean", "95% interval", "seeds"]
-    return table(heads, rows, numeric=range(2, 5)) if rows else ""
+        named = [label, f"{a} {MINUS} {b}"]
+        rows.append([*named, signed(entry["difference"]), interval, str(entry["seeds"]), *_tests(entry)])
+    heads = ["metric", "difference of", "mean", "95% interval", "seeds", "p", "d_z", "in sds", "wins"]
+    return table(heads, rows, numeric=range(2, 9)) if rows else ""
+
+
+def spending_table(comparison: Comparison, summary: Mapping[str, Any]) -> str:
+    """A row an arm: what its runs spent, mean over seeds, and the mean reward over that; empty when none says."""
+    area, areas = summary["area"], area_means(summary)
+    rows = []
+    for arm in comparison.arms:
+        spent = summary["spent"][arm]
+        means = [mean_of(spent[unit]) for unit in ("rollouts", "tokens", "flops", "seconds")]
+        if all(mean is None for mean in (*means, areas[arm])):
+            continue
+        cells = [number(mean, digits) for mean, digits in zip(means, (0, 0, 0, 1), strict=True)]
+        rows.append([arm_name(comparison, arm), *cells, _with_seeds(area["arms"][arm])])
+    end = "" if area["until"] is None else f" up to {number(area['until'], 0)}"
+    heads = ["arm", "rollouts", "tokens", "FLOPs", "seconds", f"mean reward over {area['unit']}{end}"]
+    return table(heads, rows, numeric=range(1, 6)) if rows else ""
+
+
+def how_arms_were_tested(summary: Mapping[str, Any]) -> str:
+    """How the numbers of the paired and the spending table were made, in words."""
+    tests = summary["method"]["tests"]
+    return (
+        f"p is that of a two-sided sign-flip test of the seeds' differences, over all patterns up to 16 seeds and "
+        f"{tests['flips']:,} drawn ones beyond, from {tests['fewest_seeds']} seeds on; no fewer than six seeds can get "
+        f"it below 0.05. It is not corrected for the {counted(tests['pairs'], 'pair')} of arms. d_z is the mean "
+        "difference in units of its own spread between seeds, 'in sds' in units of what seeds of one arm differ by; "
+        "'wins' is the share of all pairs of runs in which the first arm is ahead. FLOPs are an estimate from "
+        "sequence lengths and model size, tokens are those sampled; the mean reward over what was spent is the area "
+        "under its curve."
+    )
+
+
+def _tests(entry: Mapping[str, Any]) -> list[str]:
+    """Cells of p-value, effect sizes and probability of improvement; a dash where there are too few seeds."""
+    wins = entry["probability_of_improvement"]
+    bounds = ""
+    if wins["low"] is not None:
+        bounds = f"<small>{percent(wins['low'])} to {percent(wins['high'])}</small>"
+    return [
+        number(entry["permutation_p"]),
+        number(entry["effect_dz"], 2),
+        number(entry["difference_in_sds"], 2),
+        MISSING if wins["value"] is None else f"{percent(wins['value'])}{bounds}",
+    ]
 
 
 def metric_table(comparison: Comparison) -> str:

@@ -83,6 +83,22 @@ def _read(file: Path) -> list[ProblemResult]:
     if torn:
         with open(file, "rb+") as opened:
             opened.truncate(len(content) - len(torn))
+    return _results(whole, file)
+
+
+def finished_results(file: Path) -> list[ProblemResult]:
+    """The results of an evaluation that may be going on; a last line that is not whole yet is left out.
+
+    Raises:
+        DataError: a whole line is not a result.
+    """
+    content = b""
+    with suppress(FileNotFoundError):
+        content = file.read_bytes()
+    return _results(content.rpartition(b"\n")[0], file)
+
+
+def _results(whole: bytes, file: Path) -> list[ProblemResult]:
     lines = whole.splitlines() if whole else []
     return [_result(line, f"{file}, line {number}") for number, line in enumerate(lines, start=1)]
 

@@ -13,10 +13,17 @@ from lecritique.analysis.read import load_comparison
 from lecritique.analysis.report import write_picture, write_report
 from lecritique.analysis.summary import comparison_summary
 from lecritique.analysis.tables import ARM_COLOUR_COUNT
-from lecritique.core.errors import DataError
+from lecritique.core.errors import ConfigurationError, DataError
 from tests.unit.analysis.make_runs import make_comparison, make_run
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+SCRIPTS = 2  # the record of the tokens, and the page's own
+FIGURES = (
+    "Reward while training", "Reward at the end", "Reward against mean", "How well the critic predicts returns",
+    "Explained variance at the end", "Where in the response the critic knows", "In which turn the critic knows",
+    "How far Tether trusts the critic", "Reward by rollouts", "Reward by generated tokens", "Reward by time",
+    "Response length", "Entropy, estimated", "Gradient norm of the policy",
+)  # fmt: skip
 VOID = {"meta", "img", "br", "path", "use", "circle", "rect", "link"}
 
 
@@ -70,7 +77,8 @@ def test_one_file_that_needs_nothing_from_outside(comparison_dir):
     assert not {"link", "iframe", "object", "embed"} & set(page.tags)
     for name, value in page.attributes:
         assert name != "src" and (name != "href" or value.startswith("#")), (name, value)
-    assert page.tags.count("svg") == 6 and page.tags.count("script") == 2
+    assert page.tags.count("svg") == len(FIGURES) and page.tags.count("script") == SCRIPTS
+    assert all(title in page.text for title in FIGURES)
     ids = [value for name, value in page.attributes if name == "id"]
     assert len(ids) == len(set(ids))
     used = set(re.findall(r"url\(#([^)]+)\)", html)) | {v[1:] for n, v in page.attributes if n == "href"}
@@ -115,7 +123,7 @@ def test_hostile_text_stays_text(tmp_path):
     status = path / "_hidden" / "seed-0" / "status.json"
     status.write_text(json.dumps({"state": HOSTILE, "message": HOSTILE + "\ud800", "updated": HOSTILE}))
     html, page = page_of(path)
-    assert page.tags.count("script") == 2 and "img" not in page.tags
+    assert page.tags.count("script") == SCRIPTS and "img" not in page.tags
     assert "<script>alert" not in html and "<img" not in html
     assert HOSTILE in page.text
     record = json.loads(re.search(r'id="token-data">(.*?)</script>', html, flags=re.DOTALL).group(1))
@@ -153,6 +161,7 @@ def test_the_page_holds_up(tmp_path, settings, words):
 def test_a_single_run_has_a_page(tmp_path):
     _, page = page_of(make_run(tmp_path / "my-run", steps=12, save_every=6))
     assert "my-run · run" in page.text and "Paired differences" not in page.text
+    assert "Ablation table" not in page.text and "Reward against" not in page.text
 
 
 def test_missing_and_failed_arms_are_named(tmp_path):
@@ -175,3 +184,35 @@ def test_damaged_rollouts_are_left_out_and_said_damaged_metrics_refused(tmp_path
     (path / "metrics.jsonl").write_text('{"step": 0}\nnonsense\n{"step": 1}\n')
     with pytest.raises(DataError, match="line 2"):
         write_report(path)
+
+
+VP = {
+    "ppo": {"more": {"explained_variance_post_update": 0.3, "dropped_fraction": 0.01, "value_clip_fraction": 0.02}},
+    "vaspo": {"more": {"fusion_strength": 0.1, "gate_open_fraction": 0.3, "modulation_weight_mean": 1.01}},
+    "opsd": {"ev": None, "more": {"opsd_divergence": 0.5, "teacher_gap_abs_nats": 0.0}},
+}
+
+
+def test_arms_with_different_metrics_share_a_page(tmp_path):
+    _, page = page_of(make_comparison(tmp_path, arms=VP, seeds=(0, 1), steps=9, save_every=3), reference="vaspo")
+    for title in ("Fusion strength", "Open gates", "Distillation divergence", "The critic before and after its update"):
+        assert title in page.text
+    assert "Reward against vaspo" in page.text and "paired difference from vaspo" in page.text
+    assert "on which the fusion gate is open. Not recorded by ppo, opsd." in page.text
+    assert "Never moved, so not drawn: Size of the teacher gap (0.000)." in page.text
+
+
+def test_an_unknown_reference_arm_is_named(tmp_path):
+    path = make_comparison(tmp_path, arms={"ppo": {}, "vaspo": {}}, seeds=(0,), steps=3)
+    with pytest.raises(ConfigurationError, match=r"no arm 'vasp'\. Did you mean 'vaspo'"):
+        write_report(path, reference="vasp")
+
+
+def test_many_arms_differ_in_more_than_colour(tmp_path):
+    arms = {f"arm-{i}": {} for i in range(9)}
+    html, _ = page_of(make_comparison(tmp_path, arms=arms, seeds=(0, 1), steps=12, save_every=6))
+    legend = re.search(r'<nav class="legend".*?</nav>', html).group()
+    looks = re.findall(r'<span class="arm">(.*?)<span>', legend)
+    assert len(looks) == len(set(looks)) == 9
+    curve = re.search(r'aria-label="Reward while training".*?</svg>', html, flags=re.DOTALL).group()
+    assert "stroke-dasharray" in curve and curve.count("var(--arm-0)") > curve.count("var(--arm-3)")

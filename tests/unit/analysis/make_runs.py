@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,11 @@ def make_run(
     rho: float | None = None,
     save_every: int = 20,
     texts: tuple[str, ...] = (),
+    more: Mapping[str, float] | None = None,
 ) -> Path:
-    """Fabricate one run directory; `ev` None stands for an arm without a critic."""
+    """Fabricate one run directory; `ev` None stands for an arm without a critic, `more` are metrics that grow by a
+    hundredth of their first value a step.
+    """
     path.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng([seed, *arm.encode()[:8]])
     planned = planned or steps
@@ -75,6 +79,8 @@ def make_run(
     gain *= 1 + 0.15 * float(rng.normal())
     ev = None if ev is None else ev * (1 + 0.1 * float(rng.normal()))
     rows = [_metric_row(t, steps, rng, gain, ev, rho, shared[t]) for t in range(steps)]
+    for t, row in enumerate(rows):
+        row |= {name: value * (1 + 0.01 * t) for name, value in (more or {}).items()}
     write_metrics(path, rows)
     for t in range(save_every, steps + 1, save_every):
         saved = make_rollouts(rng, step=t, arm=arm, ev=ev, rho=rho, texts=texts)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from lecritique.analysis.positions import position_bins, value_fit_by_position
+from lecritique.analysis.positions import TURNS, position_bins, value_fit_by_place, value_fit_by_position
 from lecritique.analysis.saved_rollouts import read_rollouts
 from tests.unit.analysis.make_runs import make_rollouts, write_parquet
 
@@ -85,3 +85,34 @@ def test_an_arm_without_values_has_no_fit(tmp_path):
     write_parquet(tmp_path / "step-00001.parquet", make_rollouts(np.random.default_rng(0), step=1, arm="a", ev=None))
     fits = value_fit_by_position([read_rollouts(tmp_path / "step-00001.parquet")])
     assert all(math.isnan(fit.value()) for fit in fits)
+
+
+def test_turns_are_pooled_over_episodes_and_late_ones_share_the_last(tmp_path):
+    rng = np.random.default_rng(1)
+    rows = ragged_rows(rng, 10, episodes=30)
+    for row in rows:
+        turn = rng.integers(0, TURNS + 3, len(row["turn_index"]))
+        row["turn_index"] = turn.tolist()
+    write_parquet(tmp_path / "step-00010.parquet", rows)
+    found = value_fit_by_place([read_rollouts(tmp_path / "step-00010.parquet")])
+    broken = {row["row"] for row in rows if row["values"] is None}
+    pooled = [[] for _ in range(TURNS)]
+    for row in rows:
+        if row["row"] in broken:
+            continue
+        columns = zip(row["action_mask"], row["turn_index"], row["values"], row["value_targets"], strict=True)
+        for act, turn, value, target in columns:
+            if act and math.isfinite(value):
+                pooled[min(turn, TURNS - 1)].append((value, target))
+    expected = []
+    for pairs in pooled:
+        V, G = np.array(pairs).T
+        expected.append(1 - np.var(G - V) / np.var(G) if np.var(G) > 1e-12 else math.nan)
+    np.testing.assert_allclose([fit.value() for fit in found.turns], expected, rtol=1e-9)
+    assert found.positions == value_fit_by_position([read_rollouts(tmp_path / "step-00010.parquet")])
+
+
+def test_turns_end_with_the_last_that_was_played(tmp_path):
+    write_parquet(tmp_path / "step-00001.parquet", make_rollouts(np.random.default_rng(0), step=1, arm="a", ev=0.5))
+    assert len(value_fit_by_place([read_rollouts(tmp_path / "step-00001.parquet")]).turns) == 2
+    assert value_fit_by_place([]).turns == ()
