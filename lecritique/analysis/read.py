@@ -1,9 +1,7 @@
 """Reading run directories and comparisons, also while they are being written.
 
-Rows of `metrics.jsonl` may repeat a step (a resumed run does it again: the last row counts). From the first row of a
-resume on, what was recorded before of its step and of later ones is superseded and left out, also where the resumed run
-has not come so far yet. The last line may be half-written. Everything else that does not fit is one DataError naming
-file and line.
+What of `metrics.jsonl` counts, `metric_rows.py` says. Everything that does not fit is one DataError naming file and
+line.
 """
 
 from __future__ import annotations
@@ -18,12 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lecritique.analysis.metric_rows import MetricRows, number_of, shown
 from lecritique.analysis.saved_rollouts import RolloutTable, read_rollouts
 from lecritique.core.errors import DataError
 
 COMPARE_SCHEMA = 1
-_NOT_METRICS = frozenset({"step", "resume"})
-_LARGEST_STEP = 2**31
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,7 +70,7 @@ class Run:
     @property
     def rollout_files(self) -> tuple[Path, ...]:
         """Files of saved rollouts, oldest step first."""
-        return tuple(sorted((self.path / "rollouts").glob("step-*.parquet"), key=_rollout_step))
+        return tuple(sorted((self.path / "rollouts").glob("step-*.parquet"), key=rollout_step))
 
     def late_rollout_files(self) -> tuple[Path, ...]:
         """Files of the last third of the recorded steps; the newest one when the third holds none."""
@@ -81,11 +78,22 @@ class Run:
         if not files or not len(self.steps):
             return files[-1:]
         first = self.steps[-max(1, len(self.steps) // 3)]
-        return tuple(f for f in files if _rollout_step(f) >= first) or files[-1:]
+        return tuple(f for f in files if rollout_step(f) >= first) or files[-1:]
 
     def rollouts(self) -> Iterator[RolloutTable]:
         """Saved rollouts, one table a file, read when asked for."""
         return (read_rollouts(path) for path in self.rollout_files)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """What `compare.json` says: arms and seeds in its order, the untrained model's mean reward where it is known."""
+
+    recipe: str
+    arms: tuple[str, ...]
+    seeds: tuple[int, ...]
+    base_reward: float | None
+    base_rollouts: int | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -113,22 +121,30 @@ def load_run(directory: str | Path) -> Run:
         DataError: there is no `config.json`, or a file does not hold what it should.
     """
     path = Path(directory)
-    config = _json_object(path / "config.json")
+    config = json_object(path / "config.json")
     if config is None:
         raise DataError(f"{path} is not a run directory: it has no config.json")
-    status = _json_object(path / "status.json") or {}
+    status = json_object(path / "status.json") or {}
     steps, metrics = _read_metrics(path / "metrics.jsonl")
-    seed = nested(config, "run", "seed")
-    arm = nested(config, "preset") or nested(config, "estimator", "type") or path.name
+    arm, seed = arm_and_seed(path, config)
     return Run(
         path=path,
-        arm=str(arm),
-        seed=seed if isinstance(seed, int) else 0,
+        arm=arm,
+        seed=seed,
         config=config,
         status=status,
         steps=steps,
         metrics=metrics,
     )
+
+
+def arm_and_seed(run: Path, config: Mapping[str, Any]) -> tuple[str, int]:
+    """What a run that stands by itself calls its arm and seed."""
+    arm, seed = (
+        nested(config, "preset") or nested(config, "estimator", "type") or run.name,
+        nested(config, "run", "seed"),
+    )
+    return str(arm), seed if isinstance(seed, int) else 0
 
 
 def load_comparison(directory: str | Path) -> Comparison:
@@ -138,8 +154,7 @@ def load_comparison(directory: str | Path) -> Comparison:
         DataError: neither `compare.json` nor `config.json` is there, or a file does not hold what it should.
     """
     path = Path(directory)
-    file = path / "compare.json"
-    declared = _json_object(file)
+    declared = load_declared(path)
     if declared is None:
         if not (path / "config.json").exists():
             raise DataError(f"{path} has neither compare.json (a comparison) nor config.json (a run)")
@@ -152,19 +167,50 @@ def load_comparison(directory: str | Path) -> Comparison:
             runs={(run.arm, run.seed): run},
             single=True,
         )
-    if declared.get("schema") != COMPARE_SCHEMA:
-        raise DataError(f"{file}: schema is {declared.get('schema')!r}, expected {COMPARE_SCHEMA}")
-    arms, seeds = _arms(declared, file), _seeds(declared, file)
-    rollouts = _optional_number(declared, "base_rollouts", file)
     return Comparison(
         path=path,
+        recipe=declared.recipe,
+        arms=declared.arms,
+        seeds=declared.seeds,
+        runs={
+            (arm, seed): replace(load_run(folder), arm=arm, seed=seed)
+            for arm, seed, folder in started_runs(path, declared)
+        },
+        base_reward=declared.base_reward,
+        base_rollouts=declared.base_rollouts,
+    )
+
+
+def load_declared(directory: str | Path) -> Declared | None:
+    """Read what a comparison is to consist of; None where there is no `compare.json`.
+
+    Raises:
+        DataError: the file does not hold what it should.
+    """
+    path = Path(directory)
+    file = path / "compare.json"
+    declared = json_object(file)
+    if declared is None:
+        return None
+    if declared.get("schema") != COMPARE_SCHEMA:
+        raise DataError(f"{file}: schema is {declared.get('schema')!r}, expected {COMPARE_SCHEMA}")
+    rollouts = _optional_number(declared, "base_rollouts", file)
+    return Declared(
         recipe=str(declared.get("recipe") or _title(path)),
-        arms=arms,
-        seeds=seeds,
-        runs=_started_runs(path, arms, seeds),
+        arms=_arms(declared, file),
+        seeds=_seeds(declared, file),
         base_reward=_optional_number(declared, "base_reward", file),
         base_rollouts=None if rollouts is None else int(rollouts),
     )
+
+
+def started_runs(directory: Path, declared: Declared) -> Iterator[tuple[str, int, Path]]:
+    """Arm, seed and folder of each run of a comparison that has been started."""
+    for arm in declared.arms:
+        for seed in declared.seeds:
+            folder = directory / arm / f"seed-{seed}"
+            if (folder / "config.json").exists():
+                yield arm, seed, folder
 
 
 def nested(config: Any, *keys: str) -> Any:
@@ -176,53 +222,33 @@ def nested(config: Any, *keys: str) -> Any:
     return config
 
 
-def _started_runs(path: Path, arms: tuple[str, ...], seeds: tuple[int, ...]) -> dict[tuple[str, int], Run]:
-    runs = {}
-    for arm in arms:
-        for seed in seeds:
-            directory = path / arm / f"seed-{seed}"
-            if (directory / "config.json").exists():
-                runs[arm, seed] = replace(load_run(directory), arm=arm, seed=seed)
-    return runs
-
-
 def _arms(declared: Mapping[str, Any], file: Path) -> tuple[str, ...]:
     arms = declared.get("arms")
     if not isinstance(arms, list) or not arms or not all(isinstance(arm, str) and arm for arm in arms):
-        raise DataError(f"{file}: arms is {_shown(arms)}, expected a non-empty list of names")
+        raise DataError(f"{file}: arms is {shown(arms)}, expected a non-empty list of names")
     for arm in arms:
         if arm in (".", "..") or any(c in arm for c in "/\\\0"):
             raise DataError(f"{file}: arm {arm!r} is not a plain directory name")
     if len(set(arms)) != len(arms):
-        raise DataError(f"{file}: arms names one arm twice: {_shown(arms)}")
+        raise DataError(f"{file}: arms names one arm twice: {shown(arms)}")
     return tuple(arms)
 
 
 def _seeds(declared: Mapping[str, Any], file: Path) -> tuple[int, ...]:
     seeds = declared.get("seeds")
     if not isinstance(seeds, list) or not seeds or not all(type(seed) is int for seed in seeds):
-        raise DataError(f"{file}: seeds is {_shown(seeds)}, expected a non-empty list of integers")
+        raise DataError(f"{file}: seeds is {shown(seeds)}, expected a non-empty list of integers")
     if len(set(seeds)) != len(seeds):
-        raise DataError(f"{file}: seeds names one seed twice: {_shown(seeds)}")
+        raise DataError(f"{file}: seeds names one seed twice: {shown(seeds)}")
     return tuple(seeds)
 
 
-def _number(record: Mapping[str, Any], key: str, where: Path | str) -> float:
-    value = record[key]
-    if isinstance(value, bool | int | float):
-        try:
-            return float(value)
-        except OverflowError:
-            pass
-    raise DataError(f"{where}: {key} is {_shown(value)}, expected a number or null")
-
-
 def _optional_number(record: Mapping[str, Any], key: str, where: Path) -> float | None:
-    value = math.nan if record.get(key) is None else _number(record, key, where)
+    value = math.nan if record.get(key) is None else number_of(record, key, where)
     return value if math.isfinite(value) else None
 
 
-def _json_object(file: Path) -> dict[str, Any] | None:
+def json_object(file: Path) -> dict[str, Any] | None:
     """The JSON object in `file`, None when there is no such file."""
     try:
         text = file.read_text(encoding="utf-8")
@@ -236,75 +262,31 @@ def _json_object(file: Path) -> dict[str, Any] | None:
         line = getattr(error, "lineno", 1)
         raise DataError(f"{file}, line {line}: not JSON ({getattr(error, 'msg', error)})") from error
     if not isinstance(found, dict):
-        raise DataError(f"{file}, line 1: expected a JSON object, got {_shown(found)}")
+        raise DataError(f"{file}, line 1: expected a JSON object, got {shown(found)}")
     return found
 
 
 def _read_metrics(file: Path) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float64]]]:
-    rows: dict[int, dict[str, float]] = {}
-    resumes = 0
-    for resume, row in _metric_rows(file):
-        step = int(row.pop("step"))
-        if resume > resumes:
-            resumes = resume
-            rows = {earlier: held for earlier, held in rows.items() if earlier < step}
-        rows[step] = row
+    read = MetricRows(file)
+    try:
+        read.feed(file.read_bytes())
+        read.end()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error})") from error
+    rows = read.held
     steps = sorted(rows)
     names = {name: None for step in steps for name in rows[step]}
     columns = {name: np.array([rows[step].get(name, math.nan) for step in steps], dtype=np.float64) for name in names}
     return np.array(steps, dtype=np.int64), columns
 
 
-def _metric_rows(file: Path) -> Iterator[tuple[int, dict[str, float]]]:
-    """Each row with the resume count that it was written under."""
-    try:
-        lines = file.read_bytes().splitlines()
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error})") from error
-    torn: DataError | None = None  # a broken line is forgiven when it ended the file, or ended it before a resume
-    resumes = 0
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        where = f"{file}, line {number}"
-        try:
-            record = json.loads(line.decode("utf-8"))
-        except (ValueError, RecursionError) as error:
-            if torn is not None:
-                raise torn from error
-            torn = DataError(f"{where}: not JSON: {_shown(line.decode('utf-8', 'replace'))}")
-            continue
-        if not isinstance(record, dict):
-            raise DataError(f"{where}: expected a JSON object, got {_shown(record)}")
-        resume = record.get("resume") or 0
-        if torn is not None and not (isinstance(resume, int) and resume > resumes):
-            raise torn
-        torn, resumes = None, resume if isinstance(resume, int) else 0
-        yield resumes, _metric_row(record, where)
-
-
-def _metric_row(record: Mapping[str, Any], where: str) -> dict[str, float]:
-    step = record.get("step")
-    if type(step) is not int or not 0 <= step < _LARGEST_STEP:
-        raise DataError(f"{where}: step is {_shown(step)}, expected an integer from 0")
-    row = {"step": float(step)}
-    for name, value in record.items():
-        if name not in _NOT_METRICS:
-            row[name] = math.nan if value is None else _number(record, name, where)
-    return row
-
-
-def _rollout_step(file: Path) -> int:
+def rollout_step(file: Path) -> int:
+    """The step in the name of a file of saved rollouts, -1 without one."""
     digits = file.stem.removeprefix("step-")
     return int(digits) if digits.isdecimal() else -1
 
 
 def _title(path: Path) -> str:
     return path.resolve().name or "run"
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -5,6 +5,7 @@ Columns stay in Arrow; only the rows that a page shows become Python objects.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +19,24 @@ from numpy.typing import NDArray
 from lecritique.core.errors import DataError
 
 _REQUIRED = ("step", "row", "attempt", "member", "segment_index", "token_text", "action_mask", "turn_index")
-_PER_TOKEN = ("token_text", "token_ids", "turn_index", "sampler_logprobs", "advantages", "value_targets", "values")
+_FLOATS = (
+    "sampler_logprobs", "old_logprobs", "teacher_logprobs", "advantages", "modulated_advantages", "values",
+    "value_targets",
+)  # fmt: skip
+_PER_TOKEN = ("token_text", "token_ids", "turn_index", *_FLOATS)
+# What is raised when a file is not what it should be: by pyarrow, and by numbers and texts that are none.
+MISFITS = (OSError, pa.ArrowException, ValueError, TypeError, OverflowError)
 
 EpisodeId = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SavedRollout:
-    """One row: a segment with T tokens. Per-token arrays [T] are None where the run saved none."""
+    """One row: a segment with T tokens. Per-token arrays [T] are None where the run saved none.
+
+    `advantages` are raw, `modulated_advantages` what a teacher made of them before the update; `old_logprobs` are the
+    trainer's before the update.
+    """
 
     step: int
     row: int
@@ -45,7 +56,10 @@ class SavedRollout:
     action_mask: NDArray[np.bool_]
     turn_index: NDArray[np.int64]
     sampler_logprobs: NDArray[np.float64] | None
+    old_logprobs: NDArray[np.float64] | None
+    teacher_logprobs: NDArray[np.float64] | None
     advantages: NDArray[np.float64] | None
+    modulated_advantages: NDArray[np.float64] | None
     values: NDArray[np.float64] | None
     value_targets: NDArray[np.float64] | None
 
@@ -77,6 +91,42 @@ class RolloutTable:
         present = column.is_valid().to_pylist()
         return [flat[bounds[i] : bounds[i + 1]] if ok else None for i, ok in enumerate(present)]
 
+    def largest(self, name: str, minus: str | None = None) -> NDArray[np.float64]:
+        """Largest finite |entry| of a per-token column over a row's action tokens [N], NaN where it has none.
+
+        Args:
+            name: the column.
+            minus: a column that is taken off it first.
+        """
+        names = [name] if minus is None else [name, minus]
+        if any(each not in self._table.column_names for each in names):
+            return np.full(len(self), np.nan)
+        columns = [self._column_of_lists(each) for each in (*names, "action_mask")]
+        valid = np.logical_and.reduce([each.is_valid().to_numpy(zero_copy_only=False) for each in columns])
+        first, *others, mask = (_floats(each.filter(pa.array(valid)).flatten()) for each in columns)
+        row = np.repeat(np.flatnonzero(valid), _lengths(columns[0])[valid])
+        sizes = np.abs(first - others[0] if others else first)
+        known = (mask == 1) & np.isfinite(sizes)
+        found = np.full(len(self), -np.inf)
+        np.maximum.at(found, row[known], sizes[known])
+        return np.where(np.isfinite(found), found, np.nan)
+
+    def action_tokens(self) -> NDArray[np.int64]:
+        """Sampled tokens of a row [N]."""
+        mask = self._column_of_lists("action_mask")
+        row = np.repeat(np.arange(len(self)), _lengths(mask))
+        return np.bincount(row, weights=_floats(mask.flatten()) == 1, minlength=len(self)).astype(np.int64)
+
+    def has(self, name: str) -> bool:
+        """Whether the file has that column."""
+        return name in self._table.column_names
+
+    def strings(self, name: str) -> pa.DictionaryArray:
+        """A text a row [N], each different one held once; null where the row or the file has none."""
+        if name not in self._table.column_names:
+            return pa.array([None] * len(self), type=pa.string()).dictionary_encode()
+        return _combined(self._table.column(name)).cast(pa.string()).dictionary_encode()
+
     def episodes(self) -> Iterator[tuple[EpisodeId, list[int]]]:
         """Each episode with the rows of its segments in order."""
         keys = [self.scalars(name).astype(np.int64) for name in _REQUIRED[:5]]
@@ -107,10 +157,7 @@ class RolloutTable:
             token_text=tuple(text if text is not None else "" for text in record["token_text"] or ()),
             action_mask=np.array(record["action_mask"] or [], dtype=np.bool_),
             turn_index=np.array(record["turn_index"] or [], dtype=np.int64),
-            sampler_logprobs=_optional(record.get("sampler_logprobs")),
-            advantages=_optional(record.get("advantages")),
-            values=_optional(record.get("values")),
-            value_targets=_optional(record.get("value_targets")),
+            **{name: _optional(record.get(name)) for name in _FLOATS},
         )
 
     def _check_lengths(self) -> None:
@@ -148,12 +195,73 @@ def read_rollouts(path: str | Path, columns: Sequence[str] | None = None) -> Rol
             names = file.schema_arrow.names
             table = file.read(columns=None if columns is None else [name for name in columns if name in names])
     except (OSError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{path}: not a readable Parquet file ({reason})") from error
+        raise unreadable(path, error) from error
+    _require_columns(path, names)
+    return RolloutTable(path, table)
+
+
+def rollout_batches(path: Path, columns: Sequence[str], *, rows: int = 16_384) -> Iterator[RolloutTable]:
+    """Some columns of a file, so many rows at a time: a file larger than the memory is read all the same.
+
+    Raises:
+        DataError: see `read_rollouts`.
+    """
+    with _opened(path) as file:
+        names = [name for name in columns if name in file.schema_arrow.names]
+        for batch in file.iter_batches(batch_size=rows, columns=names):
+            yield RolloutTable(path, pa.Table.from_batches([batch]))
+
+
+def read_rows(path: Path, wanted: Sequence[int], *, rows: int = 1024) -> list[SavedRollout]:
+    """The rows of a file at these indices, in order; of the file no more is held than a few of its pages.
+
+    Raises:
+        DataError: see `read_rollouts`, or there is no such row.
+    """
+    found: dict[int, SavedRollout] = {}
+    remaining = sorted(set(wanted))
+    with _opened(path) as file:
+        first = 0
+        for group in range(file.num_row_groups):
+            end = first + file.metadata.row_group(group).num_rows
+            while remaining and first <= remaining[0] < end:
+                start = first
+                for batch in file.iter_batches(batch_size=rows, row_groups=[group]):
+                    stop = start + len(batch)
+                    here = [index for index in remaining if start <= index < stop]
+                    for index in here:
+                        one = RolloutTable(path, pa.Table.from_batches([batch.slice(index - start, 1)]))
+                        found[index] = one.rollout(0)
+                    remaining, start = remaining[len(here) :], stop
+                    if not remaining or remaining[0] >= end:
+                        break
+            first = end
+    if missing := [index for index in wanted if index not in found]:
+        raise DataError(f"{path}: there is no row {missing[0]}")
+    return [found[index] for index in wanted]
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+    """The file, checked for what saved rollouts need; what does not fit while it is read is a DataError."""
+    try:
+        with pq.ParquetFile(path, pre_buffer=False) as file:
+            _require_columns(path, file.schema_arrow.names)
+            yield file
+    except MISFITS as error:
+        raise unreadable(path, error) from error
+
+
+def _require_columns(path: Path, names: Sequence[str]) -> None:
     missing = [name for name in _REQUIRED if name not in names]
     if missing:
         raise DataError(f"{path}: no column {', '.join(missing)}; expected saved rollouts")
-    return RolloutTable(path, table)
+
+
+def unreadable(path: Path, error: Exception) -> DataError:
+    """One of `MISFITS` in one sentence that names the file."""
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return DataError(f"{path}: not a readable Parquet file ({reason})")
 
 
 def _combined(column: pa.ChunkedArray) -> pa.Array:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lecritique.analysis.arm_tests import areas, budget_of, method_of_tests, seed_tests, spent
 from lecritique.analysis.bootstrap import (
     FEWEST_SEEDS,
     LEVEL,
@@ -22,6 +23,7 @@ from lecritique.analysis.bootstrap import (
     paired_interval,
 )
 from lecritique.analysis.read import Comparison, Run, load_comparison
+from lecritique.analysis.remembered import remembered
 from lecritique.core.metrics import CATALOG, null_if_undefined
 
 SUMMARY_SCHEMA = 1
@@ -61,6 +63,7 @@ def comparison_summary(comparison: Comparison) -> dict[str, Any]:
 
     Lists follow `seeds`; null stands where a run or value is missing.
     """
+    budget = budget_of(comparison)
     return {
         "schema": SUMMARY_SCHEMA,
         "recipe": comparison.recipe,
@@ -72,7 +75,10 @@ def comparison_summary(comparison: Comparison) -> dict[str, Any]:
             for metric in PAIRED_METRICS
             for a, b in itertools.combinations(comparison.arms, 2)
         ],
-        "method": method_of_intervals(comparison),
+        "method": {**method_of_intervals(comparison), "tests": method_of_tests(comparison)},
+        "budget": None if budget is None else {"unit": budget[0], "limit": budget[1]},
+        "spent": spent(comparison),
+        "area": areas(comparison),
     }
 
 
@@ -99,6 +105,7 @@ def write_summary(directory: str | Path, out: str | Path | None = None) -> Path:
     return target
 
 
+@remembered
 def paired_endpoint(comparison: Comparison, metric: str, a: str, b: str) -> Interval:
     """Mean paired difference a - b of the endpoint of `metric` over the seeds where both have one."""
     pairs = [(x, y) for x, y in zip(_windows(comparison, metric, a), _windows(comparison, metric, b), strict=True)]
@@ -106,6 +113,7 @@ def paired_endpoint(comparison: Comparison, metric: str, a: str, b: str) -> Inte
     return paired_interval([x for x, _ in both], [y for _, y in both])
 
 
+@remembered
 def arm_endpoint(comparison: Comparison, metric: str, arm: str) -> Interval:
     """Mean endpoint of `metric` over the arm's seeds."""
     return endpoint_interval([w for w in _windows(comparison, metric, arm) if w is not None])
@@ -139,7 +147,13 @@ def _paired(comparison: Comparison, metric: str, a: str, b: str) -> dict[str, An
         "low": null_if_undefined(found.low),
         "high": null_if_undefined(found.high),
         "seeds": found.seeds,
+        **seed_tests(_endpoints(comparison, metric, a), _endpoints(comparison, metric, b)),
     }
+
+
+def _endpoints(comparison: Comparison, metric: str, arm: str) -> list[float | None]:
+    """The endpoint of every seed."""
+    return [None if run is None else endpoint(run.series(metric)) for run in comparison.runs_of(arm)]
 
 
 def _windows(comparison: Comparison, metric: str, arm: str) -> list[NDArray[np.float64] | None]:

@@ -1,4 +1,7 @@
-"""Which saved trajectories the page shows, token by token, and the record that its script reads."""
+"""Which saved trajectories the page shows, token by token, and the record that its script reads.
+
+`tokens.js` draws such a record, in the report and in the live page alike.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from lecritique.analysis.saved_rollouts import RolloutTable, SavedRollout
 from lecritique.core.metrics import null_if_undefined
 
 LONGEST_SHOWN_TOKENS = 4000
+_LONGEST_TEXT = 20_000
+_LONGEST_TOKEN = 400
 
 
 def token_view(
@@ -28,11 +33,11 @@ def token_view(
     arms: list[dict[str, Any]] = []
     for index, arm in enumerate(comparison.arms):
         of_arm = {seed: tables[arm, seed] for seed in comparison.seeds if (arm, seed) in tables}
-        samples = [_sample(kind, seed, rollout) for kind, seed, rollout in pick_samples(of_arm)]
+        samples = [{"kind": kind, "seed": seed, **sample(rollout)} for kind, seed, rollout in pick_samples(of_arm)]
         if samples:
             arms.append({"name": arm, "index": index, "samples": samples})
     every = [sample for arm in arms for sample in arm["samples"]]
-    return {"arms": arms, "scale": _scales(every), "first": first}
+    return {"arms": arms, "scale": scales(every), "first": first}
 
 
 def pick_samples(tables: dict[int, RolloutTable]) -> list[tuple[str, int, SavedRollout]]:
@@ -43,7 +48,7 @@ def pick_samples(tables: dict[int, RolloutTable]) -> list[tuple[str, int, SavedR
     entries = [
         (seed, index, reward, size)
         for seed, table in tables.items()
-        for index, (reward, size) in enumerate(zip(table.scalars("reward"), _largest_advantages(table), strict=True))
+        for index, (reward, size) in enumerate(zip(table.scalars("reward"), table.largest("advantages"), strict=True))
     ]
     rewards = np.array([reward for _, _, reward, _ in entries])
     sizes = np.array([size for _, _, _, size in entries])
@@ -65,29 +70,15 @@ def pick_samples(tables: dict[int, RolloutTable]) -> list[tuple[str, int, SavedR
     return found
 
 
-def _largest_advantages(table: RolloutTable) -> NDArray[np.float64]:
-    """Largest |advantage| over a row's action tokens [N], NaN where it has none."""
-    sizes = np.full(len(table), np.nan)
-    for index, (advantages, mask) in enumerate(
-        zip(table.per_token("advantages"), table.per_token("action_mask"), strict=True)
-    ):
-        if advantages is not None and mask is not None:
-            known = np.abs(advantages[mask == 1])
-            known = known[np.isfinite(known)]
-            sizes[index] = known.max() if len(known) else np.nan
-    return sizes
-
-
 def _last_if_nan(keys: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(np.isfinite(keys), keys, -np.inf)
 
 
-def _sample(kind: str, seed: int, rollout: SavedRollout) -> dict[str, Any]:
-    T = min(len(rollout.token_text), LONGEST_SHOWN_TOKENS)
+def sample(rollout: SavedRollout, *, longest: int = LONGEST_SHOWN_TOKENS) -> dict[str, Any]:
+    """One segment as the page shows it, its first `longest` tokens; per-token columns are null off the action mask."""
+    T = min(len(rollout.token_text), longest)
     mask = rollout.action_mask[:T]
     return {
-        "kind": kind,
-        "seed": seed,
         "step": rollout.step,
         "task": rollout.task_id,
         "id": f"{rollout.row}.{rollout.attempt}.{rollout.member}",
@@ -98,15 +89,46 @@ def _sample(kind: str, seed: int, rollout: SavedRollout) -> dict[str, Any]:
         "baseline": null_if_undefined(rollout.baseline),
         "rho": null_if_undefined(rollout.rho),
         "version": rollout.value_version,
-        "context": rollout.context,
+        "context": None if rollout.context is None else _cut(rollout.context, _LONGEST_TEXT),
         "omitted": len(rollout.token_text) - T,
-        "text": list(rollout.token_text[:T]),
+        "text": [_cut(text, _LONGEST_TOKEN) for text in rollout.token_text[:T]],
         "action": [int(act) for act in mask],
         "turn": [int(turn) for turn in rollout.turn_index[:T]],
         "value": _column(rollout.values, mask),
         "advantage": _column(rollout.advantages, mask),
+        "modulated": _column(rollout.modulated_advantages, mask),
+        "gap": _column(teacher_gaps(rollout), mask),
         "logprob": _column(rollout.sampler_logprobs, mask),
     }
+
+
+def teacher_gaps(rollout: SavedRollout) -> NDArray[np.float64] | None:
+    """Teacher minus student log-prob of each token [T] in nats, None without a teacher.
+
+    The student is the policy before it was updated on the batch; where that was not saved, as it sampled.
+    """
+    student = rollout.old_logprobs if rollout.old_logprobs is not None else rollout.sampler_logprobs
+    if rollout.teacher_logprobs is None or student is None:
+        return None
+    gaps: NDArray[np.float64] = rollout.teacher_logprobs - student
+    return gaps
+
+
+def scales(samples: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """What the colours of these samples range over: values from `low` to `high`, the others up to a size."""
+    values, sizes = [0.0, 1.0], dict.fromkeys(("advantage", "modulated", "gap", "logprob"), 1e-3)
+    for each in samples:
+        values += [value for value in each["value"] or () if value is not None]
+        values += [each["reward"]] if each["reward"] is not None else []
+        for name in sizes:
+            sizes[name] = max([sizes[name], *(abs(value) for value in each[name] or () if value is not None)])
+    # A modulated advantage is shown beside the raw one: one scale for both.
+    sizes["advantage"] = sizes["modulated"] = max(sizes["advantage"], sizes["modulated"])
+    return {"low": min(values), "high": max(values), **sizes}
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[:longest]}\u2026 ({len(text) - longest} further characters)"
 
 
 def _column(values: NDArray[np.float64] | None, mask: NDArray[np.bool_]) -> list[float | None] | None:
@@ -115,12 +137,3 @@ def _column(values: NDArray[np.float64] | None, mask: NDArray[np.bool_]) -> list
         return None
     pairs = zip(values[: len(mask)], mask, strict=True)
     return [round(float(value), 4) if act and np.isfinite(value) else None for value, act in pairs]
-
-
-def _scales(samples: Iterable[dict[str, Any]]) -> dict[str, float]:
-    values, sizes = [0.0, 1.0], [1e-3]
-    for sample in samples:
-        values += [value for value in sample["value"] or () if value is not None]
-        values += [sample["reward"]] if sample["reward"] is not None else []
-        sizes += [abs(value) for value in sample["advantage"] or () if value is not None]
-    return {"low": min(values), "high": max(values), "advantage": max(sizes)}

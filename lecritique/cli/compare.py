@@ -12,10 +12,13 @@ from rich.live import Live
 from rich.table import Table
 
 from lecritique.cli.output import console, fail, number
+from lecritique.cli.progress import spent_share
 from lecritique.cli.train import Overrides, RecipeArgument
+from lecritique.config.comparison import budget_of, compare_section
 from lecritique.config.explain import nearest
 from lecritique.config.load import arm_names, load_recipe
 from lecritique.core.errors import EXIT_OK, EXIT_ROLE_FAILED, ConfigurationError
+from lecritique.core.spending import UNITS
 
 if TYPE_CHECKING:
     from lecritique.runtime.comparison import Job, Plan
@@ -24,30 +27,64 @@ if TYPE_CHECKING:
 def compare(
     recipe: RecipeArgument,
     overrides: Overrides = None,
-    arms: Annotated[str, typer.Option(help="Presets or arms of the recipe, separated by commas.")] = (
-        "mean,value,pvf,tether"
-    ),
-    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas; arms share data order by seed.")] = "0",
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    arms: Annotated[
+        str | None,
+        typer.Option(
+            help="Presets or arms of the recipe, separated by commas; by default what its \\[compare] says, "
+            "else mean,value,pvf,tether."
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Seeds, separated by commas; arms share data order by seed. By default 0.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time, by default 1.")] = None,
+    cores: Annotated[
+        int | None, typer.Option(min=1, help="Cores that they share, by default all that this process may use.")
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="What each run may spend, such as tokens=2e6, in place of run.steps: rollouts, tokens (sampled), "
+            "flops (estimated) or seconds (of training)."
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Directory of the comparison; a second call resumes it.")] = None,
 ) -> None:
     """Train several arms on the same tasks in the same order, and report which baseline wins.
 
-    Example: `lecritique compare demo --arms mean,value,pvf,tether --seeds 0,1 --jobs 2 --out runs/demo`.
+    A recipe may say all of this in a table `compare`; what is given here comes before it.
+
+    Examples: `lecritique compare demo --arms mean,value,pvf,tether --seeds 0,1 --jobs 2 --out runs/demo` and
+    `lecritique compare study-lambda --out runs/lambda`.
     """
     loaded = load_recipe(recipe)
-    chosen_arms = _words(arms, "--arms")
-    chosen_seeds = _numbers(seeds)
+    said = compare_section(loaded.compare)
+    chosen_arms = list(said.arms) if arms is None else _words(arms, "--arms")
+    chosen_seeds = list(said.seeds) if seeds is None else _numbers(seeds)
+    limit = said.budget if budget is None else budget_of(budget)
     known = arm_names(loaded)
     for arm in chosen_arms:
         if arm not in known:
+            where = "--arms" if arms is not None else "'compare.arms'"
             raise ConfigurationError(
-                f"--arms: there is no arm '{arm}'.{nearest(arm, known)} Known: {', '.join(known)}."
+                f"{where}: there is no arm '{arm}'.{nearest(arm, known)} Known: {', '.join(known)}."
             )
     from lecritique.runtime.comparison import plan, run
+    from lecritique.runtime.threads import available_cores
 
+    at_once, on_cores = jobs or said.jobs, cores or available_cores()
+    if at_once > on_cores:
+        console.print(f"warning: {at_once} runs at a time share {on_cores} cores and slow each other.", soft_wrap=True)
     target = out or Path("runs") / f"compare-{loaded.name}"
-    comparison = plan(recipe, loaded, arms=chosen_arms, seeds=chosen_seeds, overrides=overrides or [], out=target)
+    comparison = plan(
+        recipe,
+        loaded,
+        arms=chosen_arms,
+        seeds=chosen_seeds,
+        overrides=overrides or [],
+        out=target,
+        budget=limit,
+    )
     console.print(
         f"{len(comparison.jobs)} runs to do, {len(comparison.finished)} done already; the base model earns "
         f"{number(comparison.record['base_reward'])}.",
@@ -55,9 +92,9 @@ def compare(
     )
     if comparison.jobs:
         with _Watch(comparison) as watch:
-            codes = run(comparison, jobs=jobs, watch=watch.show)
+            codes = run(comparison, jobs=at_once, cores=on_cores, watch=watch.show)
     else:
-        codes = run(comparison, jobs=jobs, watch=lambda running, ended: None)
+        codes = run(comparison, jobs=at_once, cores=on_cores, watch=lambda running, ended: None)
     _finish(comparison, codes)
 
 
@@ -70,6 +107,7 @@ def _finish(comparison: Plan, codes: dict[str, int]) -> None:
     page = write_report(comparison.out)
     console.print(f"mean of the last steps, one figure per seed; base model {number(summary['base_reward'])}")
     console.print(summary_table(summary))
+    console.print(spending_table(summary))
     console.print(f"report: {page}", soft_wrap=True)
     failed = {name: code for name, code in codes.items() if code != EXIT_OK}
     if failed:
@@ -95,6 +133,26 @@ def summary_table(summary: dict[str, Any]) -> Table:
                 "  ".join(number(value) for value in columns[key])
                 for key in ("reward_last", "explained_variance_last", "rho_last")
             ),
+        )
+    return table
+
+
+def spending_table(summary: dict[str, Any]) -> Table:
+    """What the runs of each arm spent, mean over seeds, and the mean reward over that."""
+    from lecritique.analysis.arm_tests import area_means, mean_of
+
+    table = Table()
+    for heading in ("arm", "rollouts", "tokens", "FLOPs", "seconds", f"reward over {summary['area']['unit']}"):
+        table.add_column(heading, justify="left" if heading == "arm" else "right")
+    areas = area_means(summary)
+    for arm, spent in summary["spent"].items():
+        rollouts, tokens, flops, seconds = (mean_of(spent[unit]) for unit in UNITS)
+        table.add_row(
+            arm,
+            *("-" if mean is None else f"{mean:,.0f}" for mean in (rollouts, tokens)),
+            "-" if flops is None else f"{flops:.2e}",
+            number(seconds, 1),
+            number(areas[arm]),
         )
     return table
 
@@ -132,7 +190,7 @@ class _Watch:
         shown = [*self._comparison.finished, *ended, *running]
         for job in shown:
             row = _latest(job.path / "metrics.jsonl")
-            step = "-" if row is None else f"{int(row['step']) + 1}/{job.config.run.steps}"
+            step = "-" if row is None else _step(job, row)
             row = row or {}
             table.add_row(
                 job.name,
@@ -146,6 +204,14 @@ class _Watch:
         if waiting:
             table.caption = f"{waiting} more to start"
         return table
+
+
+def _step(job: Job, row: dict[str, Any]) -> str:
+    """How far a run is: in steps, or in steps and the share of its budget."""
+    from lecritique.runtime.spending import limits_of
+
+    done, share = int(row["step"]) + 1, spent_share(row, limits_of(job.config.run.budget))
+    return f"{done}/{job.config.run.steps}" if share is None else f"{done} ({100 * min(share, 1.0):.0f}%)"
 
 
 def _latest(path: Path) -> dict[str, Any] | None:

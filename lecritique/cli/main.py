@@ -16,11 +16,13 @@ from lecritique.cli.compare import compare
 from lecritique.cli.diagnose import diagnose
 from lecritique.cli.eval import evaluate
 from lecritique.cli.output import fail
+from lecritique.cli.plan import plan
 from lecritique.cli.pretrain_value import pretrain_value
 from lecritique.cli.report import report
 from lecritique.cli.serve_value import serve_value
 from lecritique.cli.tasks import tasks
 from lecritique.cli.train import train
+from lecritique.cli.view import view
 from lecritique.core.errors import EXIT_CONFIGURATION, EXIT_INTERRUPTED, EXIT_ROLE_FAILED, LecritiqueError
 
 # typer carries a copy of click or uses the installed one: the base of its errors is found either way.
@@ -40,9 +42,11 @@ app = typer.Typer(
 app.command()(train)
 app.command()(compare)
 app.command()(report)
+app.command()(plan)
 app.command("eval")(evaluate)
 app.command("pretrain-value")(pretrain_value)
 app.command("serve-value")(serve_value)
+app.command()(view)
 app.add_typer(tasks, name="tasks")
 app.add_typer(diagnose, name="diagnose")
 

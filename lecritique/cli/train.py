@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +18,7 @@ from lecritique.core.errors import ConfigurationError
 if TYPE_CHECKING:
     from lecritique.runs.directory import RunDirectory
     from lecritique.runtime.build import Base, Parts
+    from lecritique.runtime.training_group import TrainingGroup
 
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A shipped recipe (such as demo) or a path to a TOML file.")
@@ -46,7 +47,8 @@ def train(
         Path | None, typer.Option(help="Go on with the run in this directory from its newest checkpoint.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved configuration and batch arithmetic, train nothing.")
+        bool,
+        typer.Option("--dry-run", help="Print configuration, batch arithmetic, memory and placement; train nothing."),
     ] = False,
 ) -> None:
     """Train one arm of a recipe.
@@ -54,24 +56,31 @@ def train(
     Examples: `lecritique train demo --arm pvf`, `lecritique train demo estimator.type=tether run.steps=50 --dry-run`
     and, for a run that was interrupted or should go on for longer, `lecritique train --resume RUN run.steps=200`.
     """
+    from lecritique.runtime.parent import end_with_parent
+
+    end_with_parent()
     if resume is not None:
         # Without a recipe the first word is an override too.
         _train_resumed(resume, [word for word in (recipe, *(overrides or [])) if word], arm, out, dry_run)
         return
     if recipe is None:
         raise ConfigurationError("missing argument 'RECIPE'; see lecritique train --help.")
-    config = compose(load_recipe(recipe), arm=arm, overrides=overrides or [])
+    source = load_recipe(recipe)
+    config = compose(source, arm=arm, overrides=overrides or [])
     # torch is loaded only once the configuration is known to be sound.
+    if dry_run:
+        from lecritique.cli.describe import print_dry_run
+
+        print_dry_run(source, config)
+        return
     from lecritique.runs.directory import RunDirectory
     from lecritique.runtime.build import build, load_base
 
     base = load_base(config)
-    if _described(base, dry_run):
-        return
-    with closing(
-        RunDirectory.create(out or _default_out(recipe, base.config.preset or "custom"), base.config)
-    ) as directory:
-        _run(build(base), directory, first=0)
+    _prepare(base)
+    place = out or _default_out(recipe, base.config.preset or "custom")
+    with _group(base) as group, closing(RunDirectory.create(place, base.config)) as directory:
+        _run(build(base, group), directory, first=0)
 
 
 def _train_resumed(path: Path, words: Sequence[str], arm: str | None, out: Path | None, dry_run: bool) -> None:
@@ -91,23 +100,37 @@ def _train_resumed(path: Path, words: Sequence[str], arm: str | None, out: Path 
     with closing(found.directory):
         for note in found.notes:
             console.print(note, soft_wrap=True)
-        if not _described(found.base, dry_run):
-            _run(found.begin(), found.directory, first=found.first)
+        if dry_run:
+            from lecritique.cli.describe import print_base
+
+            print_base(found.base)
+        else:
+            _prepare(found.base)
+            with _group(found.base) as group:
+                _run(found.begin(group), found.directory, first=found.first)
 
 
-def _described(base: Base, dry_run: bool) -> bool:
-    """Say what a person should know before the start; True when that was all that is wanted."""
-    from lecritique.cli.describe import print_plan
+def _prepare(base: Base) -> None:
+    """Choose the number of threads, and say what a person should know before the start."""
     from lecritique.runtime.threads import choose_threads
 
     note = choose_threads(base.language.model.num_parameters())
-    if base.data.counts.note:
-        console.print(base.data.counts.note, soft_wrap=True)
-    if dry_run:
-        print_plan(base)
-    elif note:
-        console.print(note, soft_wrap=True)
-    return dry_run
+    for line in (base.data.counts.note, note):
+        if line:
+            console.print(line, soft_wrap=True)
+
+
+@contextmanager
+def _group(base: Base) -> Iterator[TrainingGroup | None]:
+    """The processes that train, None when this one trains alone, which loads nothing of what several need."""
+    if base.config.runtime.ranks == 1:
+        yield None
+        return
+    from lecritique.runtime.training_group import training_group
+
+    console.print(f"Starting {base.config.runtime.ranks - 1} more training processes.", soft_wrap=True)
+    with training_group(base.config) as group:
+        yield group
 
 
 def _run(parts: Parts, directory: RunDirectory, *, first: int) -> None:
@@ -116,12 +139,14 @@ def _run(parts: Parts, directory: RunDirectory, *, first: int) -> None:
     from lecritique.analysis.summary import run_summary
     from lecritique.cli.progress import TrainProgress
     from lecritique.runs.directory import write_json
+    from lecritique.runtime.spending import limits_of
     from lecritique.runtime.training import train as run_steps
 
     config = parts.config
     if config.critic.init and not first:
         console.print(f"Critic from '{config.critic.init}'; its optimizer starts afresh.", soft_wrap=True)
-    with TrainProgress(config.preset or "custom", config.run.steps, done=first) as progress:
+    limits = limits_of(config.run.budget)
+    with TrainProgress(config.preset or "custom", config.run.steps, done=first, limits=limits) as progress:
         run_steps(parts, directory, first=first, on_step=progress.step, warn=_warn)
     summary = run_summary(load_run(directory.path))
     write_json(directory.path / "summary.json", summary)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from lecritique.config.cluster import Cluster, cluster_of
 from lecritique.config.explain import configuration_error, nearest
 from lecritique.config.presets import PRESETS, applied
 from lecritique.config.resolve import teacher_content, uses_teacher
@@ -26,13 +28,15 @@ _ARM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A recipe file: the base configuration, and arms of its own beside the presets."""
+    """A recipe file: the base configuration, arms of its own beside the presets, and what it is planned to run on."""
 
     name: str
     text: str
     tree: Tree
     arms: Mapping[str, Tree]
     default_arm: str | None
+    cluster: Cluster | None = None
+    compare: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def recipe_names() -> list[str]:
@@ -49,10 +53,7 @@ def load_recipe(name: str) -> Recipe:
     """
     path = Path(name)
     content = _content(name, path)
-    try:
-        tree = tomllib.loads(content)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"recipe '{name}' is not valid TOML: {error}.") from error
+    tree = _on_its_base(name, content)
     first_line = content.split("\n", 1)[0].lstrip("# ").strip() if content.startswith("#") else ""
     arms = tree.pop("arms", {})
     if not isinstance(arms, dict) or not all(isinstance(arm, dict) for arm in arms.values()):
@@ -62,13 +63,41 @@ def load_recipe(name: str) -> Recipe:
             raise ConfigurationError(
                 f"recipe '{name}': arm {arm!r} is no fit name; use letters, digits, '_' and '-' (and not 'logs')."
             )
+    cluster = tree.pop("cluster", None)
+    if cluster is not None and not isinstance(cluster, dict):
+        raise ConfigurationError(f"recipe '{name}': 'cluster' must be a table, got {cluster!r}.")
     return Recipe(
         name=path.stem if path.suffix == ".toml" else name,
         text=first_line,
         tree=tree,
         arms=arms,
         default_arm=tree.pop("preset", None),
+        cluster=None if cluster is None else cluster_of(cluster),
+        compare=_table(name, tree.pop("compare", {}), "compare"),
     )
+
+
+def _on_its_base(name: str, content: str, above: tuple[str, ...] = ()) -> Tree:
+    """A recipe's tables, put over those of the recipe that it names as `base`, if any."""
+    try:
+        tree = tomllib.loads(content)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"recipe '{name}' is not valid TOML: {error}.") from error
+    base = tree.pop("base", None)
+    if base is None:
+        return tree
+    if not isinstance(base, str):
+        raise ConfigurationError(f"recipe '{name}': 'base' must be the name or path of a recipe, got {base!r}.")
+    if base in (name, *above):
+        raise ConfigurationError(f"recipe '{name}': 'base' = '{base}' leads back to where it came from.")
+    below = _on_its_base(base, _content(base, Path(base)), (*above, name))
+    return merged(below, tree)
+
+
+def _table(name: str, found: Any, key: str) -> Tree:
+    if not isinstance(found, dict):
+        raise ConfigurationError(f"recipe '{name}': '{key}' must be a table, got {found!r}.")
+    return found
 
 
 def _content(name: str, path: Path) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from lecritique.config.engines import VLLM_TEMPERATURES, Vllm
 from lecritique.config.estimators import USES_CRITIC, USES_GROUP, AdaptiveLambda, Discounting, GaeLambda, LengthLambda
 from lecritique.config.losses import Opsd
 from lecritique.config.schema import ReferenceContext, RunConfig, SiblingsContext, TrainThenScore
@@ -110,6 +111,7 @@ def _problems(config: RunConfig, facts: Facts) -> Iterator[str]:
     yield from _modulation_problems(config)
     yield from _dynamic_sampling_problems(config)
     yield from _evaluation_problems(config)
+    yield from _engine_problems(config)
     if uses_critic(config):
         yield from _critic_problems(config, facts)
 
@@ -277,6 +279,37 @@ def _evaluation_problems(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _engine_problems(config: RunConfig) -> Iterator[str]:
+    """Where vLLM's log-probs would be of another distribution than the trainer's."""
+    runtime = config.runtime
+    if not isinstance(runtime.engine, Vllm):
+        return
+    if runtime.dtype == "float64":
+        yield (
+            "'runtime.dtype' = 'float64' is not what vLLM computes in; use 'runtime.engine.type' = 'embedded' for "
+            "equality tests, or 'float32' or 'bfloat16'."
+        )
+    device = (runtime.device or "").split(":")[0]
+    if device not in ("cpu", "cuda"):
+        yield f"'runtime.engine.type' = 'vllm' works with 'runtime.device' = 'cpu' or 'cuda', got '{runtime.device}'."
+    low, high = VLLM_TEMPERATURES
+    for key, section in (("sampling", config.sampling), ("eval", config.eval)):
+        temperature = section.temperature
+        if temperature is not None and not low <= temperature <= high:
+            yield (
+                f"'{key}.temperature' = {temperature} is not what vLLM would sample at: 'runtime.engine.type' = 'vllm' "
+                f"takes temperatures from {low} to {high}."
+            )
+
+
+def _ranks_problems(config: RunConfig) -> Iterator[str]:
+    if config.runtime.ranks > 1 and config.runtime.loop == "asynchronous":
+        yield (
+            f"'runtime.ranks' = {config.runtime.ranks} trains policy and critic one after the other, and 'runtime.loop'"
+            " = 'asynchronous' does both at the same time; use 'runtime.loop' = 'synchronous'."
+        )
+
+
 def _schedule_problems(config: RunConfig) -> Iterator[str]:
     if isinstance(config.critic.schedule, TrainThenScore) and config.runtime.loop == "asynchronous":
         yield (
@@ -312,6 +345,7 @@ def _critic_problems(config: RunConfig, facts: Facts) -> Iterator[str]:
     if not batch <= refill <= capacity:
         yield (f"'critic.replay' needs batch_size <= refill_size <= capacity, got {batch}, {refill} and {capacity}.")
     yield from _schedule_problems(config)
+    yield from _ranks_problems(config)
     yield from _sibling_problems(config, facts)
     yield from _shadow_problems(config)
     yield from _warmup_problems(config)

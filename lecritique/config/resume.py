@@ -19,6 +19,7 @@ from lecritique.core.errors import ConfigurationError
 # Nothing that is trained depends on these.
 MAY_CHANGE = (
     "run.steps",
+    "run.budget",
     "run.checkpoint_every",
     "run.keep_checkpoints",
     "run.save_rollouts_every",
@@ -32,7 +33,9 @@ MAY_CHANGE = (
 # 'runtime.dtype' is not here: weights and moments were saved in one precision.
 MAY_CHANGE_BITS = (
     "runtime.device",
+    "runtime.ranks",
     "runtime.micro_batch_tokens",
+    "runtime.engine",
     "runtime.decode_rows",
     "runtime.decode_chunk_tokens",
     "runtime.placement",

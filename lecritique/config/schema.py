@@ -7,17 +7,33 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from lecritique.config.base import Config
+from lecritique.config.engines import Embedded, EngineChoice
 from lecritique.config.estimators import Estimator, OptimizerConfig, TargetLambda, Tether
 from lecritique.config.evaluation import EvalSection
 from lecritique.config.losses import Bce, Dppo, PolicyLoss, ValueLoss
 from lecritique.config.teachers import AnyTeacher, EmaTeacher, Modulation, NoModulation, TeacherContent
 
 
+class BudgetSection(Config):
+    """What a run may spend: it ends after the step that reaches one of these. 0 is no limit."""
+
+    rollouts: int = Field(0, ge=0)
+    """Rollouts that have ended: failed, replaced and stale ones too."""
+    tokens: int = Field(0, ge=0)
+    """Sampled tokens, those of such rollouts too."""
+    flops: float = Field(0.0, ge=0)
+    """Estimated arithmetic of all roles; see `numerics.flops`."""
+    seconds: float = Field(0.0, ge=0)
+    """Wall time of the steps, without evaluation between them and without the time that a run lay still."""
+
+
 class RunSection(Config):
     """How long, and with which seed."""
 
     steps: int = Field(100, ge=1)
-    """Rollout batches to collect; each ends in one policy step unless critic warm-up withholds it."""
+    """Rollout batches to collect at most; each ends in one policy step unless critic warm-up withholds it."""
+    budget: BudgetSection = BudgetSection()
+    """What may be spent; the step that reaches it is the last. Every limit needs `steps` to be large enough."""
     seed: int = 0
     """Root of every random choice of the run: data order, sampling, initialisation."""
     save_rollouts_every: int = Field(10, ge=0)
@@ -252,10 +268,15 @@ class RuntimeSection(Config):
     """How long a value request may wait for others to be scored with it."""
     evaluator_queue_tokens: int | None = Field(None, ge=1)
     """Tokens that may wait for the evaluator; by default those of all rollouts that may be in flight."""
+    ranks: int = Field(1, ge=1)
+    """Processes that train together, each with a shard of policy and critic (torch FSDP2); on GPUs one for each. The
+    first of them does all else. With the synchronous loop only."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """Precision of weights and arithmetic; float64 is for equality tests."""
     micro_batch_tokens: int = Field(16384, ge=1)
     """Padded tokens of one forward pass in training and scoring."""
+    engine: EngineChoice = Embedded()
+    """What generates tokens."""
     decode_rows: int = Field(128, ge=1)
     """Rows that the embedded engine decodes at once."""
     decode_chunk_tokens: int = Field(32, ge=1)

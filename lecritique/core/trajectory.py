@@ -142,6 +142,19 @@ class CreditedTrajectory:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Judged:
+    """What a teacher made of a trajectory before the policy was updated on it, [T] each, 0 off the action mask.
+
+    Log-probs are in nats. None where there was none: a teacher that is asked again at every forward pass has no score
+    from before the update, and an advantage that is modulated there has no single value.
+    """
+
+    old_logprobs: NDArray[np.float64] | None
+    teacher_logprobs: NDArray[np.float64] | None
+    modulated_advantages: NDArray[np.float64] | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class PolicyBatch:
     """A complete optimizer batch with its global denominators: any split of it gives the same gradient."""
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from lecritique.core.columns import sample_columns, samples_from
+from lecritique.core.spending import Reading, tokens_read
 from lecritique.core.trajectory import (
     ContextInsertion,
     Trajectory,
@@ -67,12 +68,15 @@ class ValueSystem:
         self._owed = 0
         self._waiting: deque[ValueSample] = deque()
         self._dropped = 0
+        self.scored = Reading()
+        """What was read to score values; the loop that asks an evaluator thread adds to it itself."""
         self.evaluator.adopt(self.trainer.publish())
 
     def score(
         self, trajectories: Sequence[Trajectory], contexts: Sequence[ContextInsertion | None]
     ) -> list[ValuePrediction]:
         """Values from the current version."""
+        self.scored.add(map(tokens_read, trajectories, contexts))
         return self.evaluator.score(
             [
                 ValueRequest(trajectory=trajectory, context=context)

@@ -13,9 +13,11 @@ from lecritique.config.estimators import OptimizerConfig
 from lecritique.config.losses import ClippedMse
 from lecritique.core.errors import DivergenceError
 from lecritique.core.metrics import Mean
+from lecritique.core.spending import Reading
 from lecritique.core.trajectory import ValueBatch
 from lecritique.core.weights import WeightManifest
 from lecritique.models.optimizer import Optimizer
+from lecritique.models.ranks import Alone, Ranks
 from lecritique.models.restoring import restore_weights
 from lecritique.models.scoring import action_value_outputs, in_micro_batches, token_row
 from lecritique.models.value_model import ValueModel
@@ -24,14 +26,32 @@ from lecritique.numerics.policy_losses import token_mean
 
 
 class ValueTrainer:
-    """Owns the critic that learns; publishes a version after each update. Version n has had n updates."""
+    """Owns the critic that learns; publishes a version after each update. Version n has had n updates.
 
-    def __init__(self, model: ValueModel, optimizer: OptimizerConfig, store: WeightStore, *, max_tokens: int) -> None:
+    Args:
+        model: the critic.
+        optimizer: step size and clipping.
+        store: where versions go.
+        max_tokens: padded tokens of one forward pass.
+        ranks: the processes that train together; `model` may be in shards on them.
+    """
+
+    def __init__(
+        self,
+        model: ValueModel,
+        optimizer: OptimizerConfig,
+        store: WeightStore,
+        *,
+        max_tokens: int,
+        ranks: Ranks | None = None,
+    ) -> None:
         self.model = model
+        self._ranks = ranks or Alone()
         self._optimizer = Optimizer(model.parameters(), optimizer)
         self._store = store
         self._max_tokens = max_tokens
         self._published: int | None = None
+        self.trained = Reading()
 
     @property
     def updates(self) -> int:
@@ -76,12 +96,14 @@ class ValueTrainer:
             for segment in zip(sample.trajectories, sample.contexts, sample.value_targets, strict=True)
         ]
         rows = [token_row(trajectory, context) for trajectory, context, _ in segments]
+        self.trained.add(row.read_tokens for row in rows)
         targets = [targets_T[trajectory.action_mask] for trajectory, _, targets_T in segments]
         old_values = old_values_of(batch) if isinstance(self.model.loss, ClippedMse) else None
         total, clipped = 0.0, Mean()
         self._optimizer.zero_grad()
-        for micro in in_micro_batches(rows, max_tokens=self._max_tokens, device=self.model.device):
-            outputs_NA = action_value_outputs(self.model, micro)
+        split = self._ranks.micro_batches
+        for micro in in_micro_batches(rows, max_tokens=self._max_tokens, device=self.model.device, split=split):
+            outputs_NA = self._ranks.run(self.model, action_value_outputs, micro)
             targets_N = micro.gathered(targets, outputs_NA.dtype)
             old_N = None if old_values is None else micro.gathered(old_values, outputs_NA.dtype)
             tokens = self.model.token_losses(outputs_NA, targets_N, old_N)
@@ -90,6 +112,7 @@ class ValueTrainer:
             torch.autograd.backward(loss)
             total += loss.item()
             clipped = clipped.merge(Mean(float(tokens.clipped_N.sum().item()), len(tokens.clipped_N)))
+        total, clipped = _together(self._ranks, total, clipped)
         if not torch.isfinite(torch.tensor(total)):
             raise DivergenceError(f"the value loss of critic update {self.updates + 1} is {total}.")
         norm = self._optimizer.step("critic")
@@ -99,6 +122,12 @@ class ValueTrainer:
             "value_learning_rate": self._optimizer.learning_rate,
         }
         return metrics if old_values is None else {**metrics, "value_clip_fraction": clipped.value()}
+
+
+def _together(ranks: Ranks, loss: float, clipped: Mean) -> tuple[float, Mean]:
+    """Both over all processes."""
+    loss, total, count = ranks.sums([loss, clipped.total, clipped.count])
+    return loss, Mean(total, count)
 
 
 def old_values_of(batch: ValueBatch) -> list[NDArray[np.float64]]:

@@ -13,6 +13,7 @@ import torch
 from lecritique.config.teachers import Fusion, Modulation, NoModulation, Rlsd
 from lecritique.core.metrics import Mean
 from lecritique.core.trajectory import CreditedTrajectory, PolicyBatch
+from lecritique.models.ranks import Ranks
 from lecritique.numerics.fusion import fused_advantages, fusion_gate, rlsd_advantages, rlsd_mix, teacher_gap
 
 
@@ -59,6 +60,13 @@ class Modulator:
     def over(self, batch: PolicyBatch) -> PolicyBatch:
         """The whole batch with modulated advantages, by the log-probs from before the update."""
         return replace(batch, members=tuple(self._over_member(member) for member in batch.members))
+
+    def add_up(self, ranks: Ranks) -> None:
+        """Make what this process saw what all saw: each was asked for advantages of its own tokens."""
+        means = (self._gap, self._distance, self._open, self._weight)
+        sums = iter(ranks.sums([number for m in means for number in (m.total, m.count)] + [self._change, self._size]))
+        self._gap, self._distance, self._open, self._weight = (Mean(next(sums), next(sums)) for _ in means)
+        self._change, self._size = next(sums), next(sums)
 
     def metrics(self) -> dict[str, float]:
         """What was seen, over all calls."""

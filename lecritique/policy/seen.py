@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from lecritique.core.metrics import Max, Mean
+from lecritique.models.ranks import Ranks
 from lecritique.numerics.policy_losses import TokenLoss
 
 
@@ -26,6 +27,8 @@ class Seen:
     ) -> None:
         """A micro-batch of a loss by log-probs of the sampled tokens."""
         count = len(lp_N)
+        if not count:
+            return
         gap_N = lp_N - lq_N
         self._ratio = self._ratio.merge(Mean(gap_N.exp().sum().item(), count))
         self._dropped = self._dropped.merge(Mean(float((~tokens.kept_N).sum().item()), count))
@@ -38,6 +41,16 @@ class Seen:
     def add_divergence(self, divergence_N: torch.Tensor) -> None:
         """A micro-batch of a loss by whole distributions."""
         self._divergence = self._divergence.merge(Mean(divergence_N.sum().item(), len(divergence_N)))
+
+    def together(self, ranks: Ranks) -> Seen:
+        """What all processes saw."""
+        every = Seen()
+        means = (self._ratio, self._dropped, self._weight, self._divergence)
+        sums = iter(ranks.sums([number for mean in means for number in (mean.total, mean.count)]))
+        every._ratio, every._dropped, every._weight, every._divergence = (Mean(next(sums), next(sums)) for _ in means)
+        largest = ranks.largest([self._gap.largest, self._update_gap.largest])
+        every._gap, every._update_gap = Max(largest[0]), Max(largest[1])
+        return every
 
     def metrics(self) -> dict[str, float]:
         """What was seen; undefined ones are left out, but for those that every loss by log-probs has."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,18 @@ from lecritique.config.losses import Opsd, PolicyLoss
 from lecritique.config.schema import PolicySection
 from lecritique.config.teachers import NoModulation
 from lecritique.core.errors import CheckpointError, ConfigurationError, DivergenceError
+from lecritique.core.ids import RolloutId
 from lecritique.core.metrics import Mean
-from lecritique.core.trajectory import PolicyBatch
+from lecritique.core.spending import Reading
+from lecritique.core.trajectory import Judged, PolicyBatch
 from lecritique.core.weights import WeightManifest
 from lecritique.models.optimizer import Optimizer
+from lecritique.models.ranks import Alone, Ranks
 from lecritique.models.restoring import restore_weights
 from lecritique.models.scoring import (
     action_logprobs,
     in_micro_batches,
     in_paired_micro_batches,
-    logprobs,
     token_row,
 )
 from lecritique.models.weights import WeightStore
@@ -43,6 +46,7 @@ class PolicyTrainer:
         temperature: divides logits.
         max_tokens: padded tokens of one forward pass.
         teacher: for a modulation or a loss that reads one.
+        ranks: the processes that train together; `model` may be in shards on them.
 
     Raises:
         ConfigurationError: the loss `opsd` with an output layer that has a bias.
@@ -57,6 +61,7 @@ class PolicyTrainer:
         temperature: float,
         max_tokens: int,
         teacher: SelfTeacher | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         modulates = not isinstance(config.modulation, NoModulation)
         if teacher is None and (modulates or isinstance(config.loss, Opsd)):
@@ -70,10 +75,14 @@ class PolicyTrainer:
         self._store = store
         self._temperature = temperature
         self._max_tokens = max_tokens
+        self._ranks = ranks or Alone()
         self._optimizer = Optimizer(model.parameters(), config.optimizer)
         self._version = 0
         self._published: WeightManifest | None = None
         self.teacher = teacher
+        self.read, self.trained = Reading(), Reading()
+        self.judged: Mapping[tuple[RolloutId, int], Judged] = {}
+        """What the teacher made of the newest batch, by rollout and segment; nothing without a modulation."""
         self._modulates = modulates
         # By what the student says now, and not by what it said before the update.
         self._by_current = (
@@ -157,9 +166,11 @@ class PolicyTrainer:
         self._version += 1
         if self.teacher is not None:
             self.teacher.after_batch(self.model, version=self._version)
+        if self._late:
+            modulator.add_up(self._ranks)
         return {
             "policy_loss": losses.value(),
-            **seen.metrics(),
+            **seen.together(self._ranks).metrics(),
             **modulator.metrics(),
             "policy_grad_norm": norm,
             "policy_learning_rate": self._optimizer.learning_rate,
@@ -178,7 +189,18 @@ class PolicyTrainer:
         if self._modulates and not self._late:
             # The sign test is on the raw advantage: before any whitening.
             batch = modulator.over(batch)
+        self.judged = self._judged(batch) if self._modulates else {}
         return whitened(batch) if config.whiten else batch
+
+    def _judged(self, batch: PolicyBatch) -> dict[tuple[RolloutId, int], Judged]:
+        return {
+            (member.trajectory.rollout_id, member.trajectory.segment_index): Judged(
+                old_logprobs=member.old_logprobs,
+                teacher_logprobs=member.teacher_logprobs,
+                modulated_advantages=None if self._late else member.advantages,
+            )
+            for member in batch.members
+        }
 
     def scored(self, batch: PolicyBatch) -> PolicyBatch:
         """The batch with the log-probs of the policy as it is now, lp_old of an update that starts from here.
@@ -187,7 +209,8 @@ class PolicyTrainer:
             DivergenceError: one of them is not finite.
         """
         rows = [token_row(member.trajectory) for member in batch.members]
-        columns = logprobs(self.model, rows, temperature=self._temperature, max_tokens=self._max_tokens)
+        self.read.add(row.read_tokens for row in rows)
+        columns = self._ranks.logprobs(self.model, rows, temperature=self._temperature, max_tokens=self._max_tokens)
         if not all(np.isfinite(column).all() for column in columns):
             raise DivergenceError(f"a log-prob before policy step {self.steps + 1} is not finite.")
         return with_old_logprobs(batch, columns)
@@ -204,6 +227,7 @@ class PolicyTrainer:
             loss = of_micro_batch * part.share
             torch.autograd.backward(loss)
             total += loss.item()
+        (total,) = self._ranks.sums([total])
         if not np.isfinite(total):
             raise DivergenceError(f"the policy loss of step {self.steps + 1} is {total}.")
         norm = self._optimizer.step("policy")
@@ -223,8 +247,10 @@ class PolicyTrainer:
         old = _columns(batch, "old_logprobs") if self._reads_old else None
         teacher = _columns(batch, "teacher_logprobs") if self._late else None
         rows = [token_row(trajectory) for trajectory in trajectories]
-        for micro in in_micro_batches(rows, max_tokens=self._max_tokens, device=self.model.device):
-            lp_N = action_logprobs(self.model, micro, temperature=self._temperature)
+        self.trained.add(row.read_tokens for row in rows)
+        split = self._ranks.micro_batches
+        for micro in in_micro_batches(rows, max_tokens=self._max_tokens, device=self.model.device, split=split):
+            lp_N = self._ranks.run(self.model, action_logprobs, micro, temperature=self._temperature)
             lq_N = micro.gathered(sampled, lp_N.dtype)
             old_N = None if old is None else micro.gathered(old, lp_N.dtype)
             advantages_N = micro.gathered(advantages, lp_N.dtype)
@@ -238,12 +264,15 @@ class PolicyTrainer:
     def _distilled(self, batch: PolicyBatch, config: Opsd, seen: Seen) -> Iterator[torch.Tensor]:
         """The loss of each micro-batch of a minibatch, by the distributions of student and teacher."""
         assert self.teacher is not None
-        rows = [token_row(member.trajectory) for member in batch.members]
+        rows, told_rows = [token_row(member.trajectory) for member in batch.members], self.teacher.rows(batch.members)
+        self.trained.add(row.read_tokens for row in rows)
+        self.teacher.read.add(row.read_tokens for row in told_rows)
         pairs = in_paired_micro_batches(
-            rows, self.teacher.rows(batch.members), max_tokens=self._max_tokens, device=self.model.device
+            rows, told_rows, max_tokens=self._max_tokens, device=self.model.device, split=self._ranks.micro_batches
         )
         for read, told in pairs:
-            loss_N = divergences(config, self.model, self.teacher.model, read, told, temperature=self._temperature)
+            own = partial(divergences, config)
+            loss_N = self._ranks.run(self.model, own, self.teacher.model, read, told, temperature=self._temperature)
             yield reduced(config, loss_N, read, batch)
             seen.add_divergence(loss_N.detach())
 

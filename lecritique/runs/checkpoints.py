@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ FORMAT = 1
 # The folder of a run directory that holds its checkpoints.
 FOLDER = "checkpoints"
 MARKER = "complete.json"
+# The folder of a checkpoint with what several processes wrote (`lecritique/distributed/checkpoints.py`).
+SHARDS = "shards"
 _ASIDE = ".writing-"
 # A step is saved again when the first one turned out to be damaged: the later number counts.
 _NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
@@ -53,21 +55,36 @@ class Checkpoints:
             OSError: it cannot be written; the disk is full.
             TypeError: a leaf that a checkpoint cannot hold.
         """
+        with self.aside(step) as folder:
+            write_tree(folder, tree)
+        return self.place_of(folder)
+
+    @contextmanager
+    def aside(self, step: int) -> Iterator[Path]:
+        """A new folder for the state after `step` steps; at the end it is marked complete and renamed.
+
+        When anything goes wrong, what there was before is untouched and the new folder is removed.
+
+        Raises:
+            OSError: it cannot be made, marked or renamed.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         self._remove_leftovers()
-        name = self._free_name(step)
-        aside = self.folder / (_ASIDE + name)
+        aside = self.folder / (_ASIDE + self._free_name(step))
         try:
             aside.mkdir()
-            write_tree(aside, tree)
+            yield aside
             _seal(aside, step)
-            aside.rename(self.folder / name)
+            aside.rename(self.place_of(aside))
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
         _sync(self.folder)
         self._retire()
-        return self.folder / name
+
+    def place_of(self, aside: Path) -> Path:
+        """What a folder that is written aside is called once it is complete."""
+        return self.folder / aside.name.removeprefix(_ASIDE)
 
     def latest(self) -> Path | None:
         """The newest checkpoint whose files are all as they were written, None when there is none."""
@@ -147,9 +164,10 @@ def checkpoint_step(path: Path) -> int:
 
 def _seal(folder: Path, step: int) -> None:
     """Bring all files to the disk, then the marker that says what they are."""
-    files = {path.name: _described(path) for path in sorted(folder.iterdir())}
-    for name in files:
-        _sync(folder / name)
+    every = sorted(folder.rglob("*"))
+    files = {path.relative_to(folder).as_posix(): _described(path) for path in every if path.is_file()}
+    for path in every:
+        _sync(path)
     marker = folder / MARKER
     marker.write_text(json.dumps({"format": FORMAT, "step": step, "files": files}, indent=1) + "\n", encoding="utf-8")
     _sync(marker)
@@ -168,7 +186,7 @@ def _problems(folder: Path) -> Iterator[str]:
         yield f"is of format {version}, this version reads {FORMAT}"
     for name, description in files.items():
         try:
-            found = _described(folder / Path(name).name)
+            found = _described(folder / name)
         except OSError as error:
             yield f"is damaged: {name} cannot be read ({error})"
             continue

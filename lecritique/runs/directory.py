@@ -22,6 +22,7 @@ import lecritique
 from lecritique.config.schema import RunConfig
 from lecritique.core.errors import ConfigurationError
 from lecritique.core.metrics import CATALOG, null_if_undefined
+from lecritique.core.spending import UNITS, Spent
 from lecritique.core.weights import WeightManifest
 
 fcntl: ModuleType | None
@@ -93,8 +94,8 @@ class RunDirectory:
         span = {"start": round(start_seconds, 4), "end": round(end_seconds, 4)}
         self._append("timeline.jsonl", {"resume": self.resumes, "step": step, "role": role, "kind": kind, **span})
 
-    def set_status(self, state: str, *, step: int, steps: int, message: str | None = None) -> None:
-        """Where the run stands: running, finished, failed, interrupted or diverged."""
+    def set_status(self, state: str, *, step: int, steps: int, message: str | None = None, **fields: Any) -> None:
+        """Where the run stands: running, finished, failed, interrupted or diverged; `fields` say more."""
         write_json(
             self.path / "status.json",
             {
@@ -104,6 +105,7 @@ class RunDirectory:
                 "resumes": self.resumes,
                 "message": message,
                 "updated": now(),
+                **fields,
             },
         )
 
@@ -270,6 +272,18 @@ def read_status(path: Path) -> str | None:
     try:
         return str(json.loads((path / "status.json").read_text(encoding="utf-8"))["state"])
     except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def read_end(path: Path) -> tuple[int, Spent] | None:
+    """The steps that the finished run in `path` has done and what they spent; None where its status does not say."""
+    try:
+        status = json.loads((path / "status.json").read_text(encoding="utf-8"))
+        if status["state"] != "finished":
+            return None
+        spent = {unit: float(status.get("spent", {}).get(unit, 0)) for unit in UNITS}
+        return int(status["step"]), Spent.of(spent)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

@@ -105,7 +105,8 @@ class Orchestrator:
         self._events: SimpleQueue[Event] = SimpleQueue()
         runtime.connect(self._events.put)
         service = runtime.evaluator
-        self._scorer = GroupScorer(service, self._events.put) if service else None
+        read = self._learner.values.scored if self._learner.values else None
+        self._scorer = GroupScorer(service, self._events.put, read) if service else None
         rollout = self._config.rollout
         assert rollout.in_flight is not None
         self._groups_per_step = rollout.batch_size // rollout.group_size
@@ -139,7 +140,7 @@ class Orchestrator:
         try:
             self._runtime.start()
             self._step_began = self._batch_began = time.perf_counter()
-            while self._next_step < self._config.run.steps:
+            while self._next_step < self._config.run.steps and not self._runtime.spending.exhausted:
                 self._ask_for_groups()
                 if self._begin_batch() or self._complete_batch():
                     continue
@@ -283,6 +284,7 @@ class Orchestrator:
             self._scorer.score_early([trajectory], [self._contexts[rollout.rollout_id]])
 
     def _group_finished(self, event: GroupFinished) -> None:
+        self._runtime.spending.played(event.rollouts)
         if event.cancelled:
             self._groups_stale += 1
             self._ledger.close(event.group_id, "stale", step=self._next_step, staleness=None, value_version=None)
@@ -390,6 +392,7 @@ class Orchestrator:
             self._updates = []
             metrics["seconds_waiting_values"], self._seconds_waited = self._seconds_waited, 0.0
         self._step_began = now
+        metrics |= self._runtime.spending.step(metrics["seconds"])
         return {**metrics, **self._runtime.metrics(metrics["seconds"])}
 
     def _end(self, group_id: GroupId, outcome: Outcome, ready: _Ready, *, step: int | None = None) -> None:

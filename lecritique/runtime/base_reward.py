@@ -6,7 +6,8 @@ from lecritique.core.rollout import GroupRequest
 from lecritique.core.seeds import derive_seed
 from lecritique.models.weights import MemoryWeightStore
 from lecritique.rollout.collect import collect
-from lecritique.runtime.build import Base, embedded_engine, sampling_of
+from lecritique.runtime.build import Base, sampling_of
+from lecritique.runtime.engines import configured_engine
 from lecritique.runtime.steps import rollout_metrics
 from lecritique.tasks.protocol import checked_task
 from lecritique.tasks.stream import DataStream
@@ -34,7 +35,7 @@ def base_reward(base: Base, *, rollouts: int = 512) -> float:
         )
         for group_id in stream.groups(0, -(-rollouts // size))
     ]
-    engine = embedded_engine(base.language.model, MemoryWeightStore(), config)
+    engine = configured_engine(base.language.model, MemoryWeightStore(), config, max_length=limit)
     try:
         collected = collect(requests, environment=base.environment, renderer=base.renderer, engine=engine)
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,16 +27,21 @@ from lecritique.models.value_model import ValueModel
 from lecritique.models.weights import MemoryWeightStore, WeightStore
 from lecritique.policy.teacher import SelfTeacher
 from lecritique.policy.trainer import PolicyTrainer
-from lecritique.rollout.engine import EmbeddedEngine, Engine
+from lecritique.rollout.engine import Engine
 from lecritique.runs.sinks import require_sinks
 from lecritique.runtime.data import DataSet, data_set
+from lecritique.runtime.engines import configured_engine
 from lecritique.runtime.evaluation_sets import EvalSet, sets_in_training
 from lecritique.runtime.ledger import Ledger
+from lecritique.runtime.spending import Spending
 from lecritique.runtime.value_service import ValueService, colocated, dedicated
 from lecritique.runtime.warm_start import load_critic
 from lecritique.tasks.protocol import Environment, checked_task
 from lecritique.tasks.registry import load_environment, resolve_options
 from lecritique.tasks.stream import DataStream
+
+if TYPE_CHECKING:
+    from lecritique.runtime.training_group import TrainingGroup
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,10 +58,13 @@ class Parts:
     learner: Learner
     store: MemoryWeightStore
     ledger: Ledger
+    spending: Spending
     evaluation: tuple[EvalSet, ...] = ()
     """What is played at intervals; empty without `run.eval_every`."""
     service: ValueService | None = None
     """The evaluator thread of an asynchronous run with a critic."""
+    group: TrainingGroup | None = None
+    """The processes that train, where this one does not train alone."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -118,12 +126,14 @@ def facts_of(environment: Environment, language: LanguageModel) -> Facts:
     )
 
 
-def build(base: Base) -> Parts:
-    """The roles, all with version 0 of the weights."""
+def build(base: Base, group: TrainingGroup | None = None) -> Parts:
+    """The roles, all with version 0 of the weights; trainers are those of `group` where there is one."""
     config, store = base.config, MemoryWeightStore()
     model = base.language.model
-    engine = embedded_engine(model, store, config)
-    policy = PolicyTrainer(
+    longest = config.sampling.max_total_tokens
+    assert longest is not None
+    engine = configured_engine(model, store, config, max_length=longest)
+    policy = (group.policy_trainer if group else PolicyTrainer)(
         model,
         config.policy,
         store,
@@ -132,7 +142,8 @@ def build(base: Base) -> Parts:
         teacher=self_teacher(model, config, base.language.context_length) if uses_teacher(config) else None,
     )
     # The critic starts as a copy of the policy's first weights.
-    values = value_system(model, store, config, base.language.context_length) if uses_critic(config) else None
+    length = base.language.context_length
+    values = value_system(model, store, config, length, group=group) if uses_critic(config) else None
     engine.adopt(policy.publish())
     critic = config.critic
     learner = Learner(
@@ -163,8 +174,10 @@ def build(base: Base) -> Parts:
         learner=learner,
         store=store,
         ledger=Ledger(),
+        spending=Spending(learner, config.run.budget),
         evaluation=base.evaluation,
         service=values.evaluator if values and isinstance(values.evaluator, ValueService) else None,
+        group=group,
     )
 
 
@@ -179,36 +192,32 @@ def self_teacher(model: Any, config: RunConfig, context_length: int) -> SelfTeac
     )
 
 
-def embedded_engine(model: Any, store: WeightStore, config: RunConfig) -> EmbeddedEngine:
-    """The engine of the process itself."""
-    runtime = config.runtime
-    return EmbeddedEngine(
-        model,
-        store,
-        max_rows=runtime.decode_rows,
-        chunk_tokens=runtime.decode_chunk_tokens,
-        prefill_tokens=runtime.micro_batch_tokens,
-    )
-
-
-def value_system(model: Any, store: WeightStore, config: RunConfig, context_length: int) -> ValueSystem:
-    """Evaluator, trainer and replay of a new critic.
+def new_critic(model: Any, config: RunConfig) -> ValueModel:
+    """The critic that a run starts from: a copy of the policy with a new head, or the one of 'critic.init'.
 
     Raises:
         CheckpointError: 'critic.init' names something that is not a critic of this kind.
     """
+    critic = ValueModel.from_policy(model, config.critic.loss, seed=derive_seed(config.run.seed, "value_head"))
+    if config.critic.init:
+        load_critic(critic, Path(config.critic.init))
+    return critic
+
+
+def value_system(
+    model: Any, store: WeightStore, config: RunConfig, context_length: int, *, group: TrainingGroup | None = None
+) -> ValueSystem:
+    """Evaluator, trainer and replay of a new critic.
+
+    Raises:
+        CheckpointError: see `new_critic`.
+    """
     critic, seed = config.critic, config.run.seed
-    head_seed = derive_seed(seed, "value_head")
     replay = critic.replay
     assert replay.batch_size is not None
-    trainer = ValueTrainer(
-        ValueModel.from_policy(model, critic.loss, seed=head_seed),
-        critic.optimizer,
-        store,
-        max_tokens=config.runtime.micro_batch_tokens,
+    trainer = (group.value_trainer if group else ValueTrainer)(
+        new_critic(model, config), critic.optimizer, store, max_tokens=config.runtime.micro_batch_tokens
     )
-    if critic.init:
-        load_critic(trainer.model, Path(critic.init))
     return ValueSystem(
         evaluator=_evaluator(trainer, model, store, config, context_length),
         trainer=trainer,

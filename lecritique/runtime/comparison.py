@@ -7,14 +7,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lecritique.config.comparison import budget_overrides, budget_unit
 from lecritique.config.load import Recipe, compose, parse_override
 from lecritique.config.resolve import differences
-from lecritique.config.schema import RunConfig
+from lecritique.config.schema import BudgetSection, RunConfig
 from lecritique.core.errors import ConfigurationError
 from lecritique.core.metrics import null_if_undefined
 from lecritique.runs.checkpoints import FOLDER as CHECKPOINTS
@@ -22,6 +23,9 @@ from lecritique.runs.checkpoints import Checkpoints
 from lecritique.runs.directory import is_being_written, read_status, write_json
 from lecritique.runtime.base_reward import base_reward
 from lecritique.runtime.build import Base, load_base, resolved_against
+from lecritique.runtime.parent import named_parent
+from lecritique.runtime.spending import limits_of
+from lecritique.runtime.threads import available_cores, thread_environment
 
 BASE_ROLLOUTS = 512
 # A run that is asked to stop finishes its step and saves a checkpoint first.
@@ -37,6 +41,8 @@ class Job:
     config: RunConfig
     path: Path
     command: tuple[str, ...]
+    parameters: int
+    """Of the policy; how many threads are of use depends on it."""
 
     @property
     def name(self) -> str:
@@ -55,23 +61,42 @@ class Plan:
 
 
 def plan(
-    recipe_name: str, recipe: Recipe, *, arms: Sequence[str], seeds: Sequence[int], overrides: Sequence[str], out: Path
+    recipe_name: str,
+    recipe: Recipe,
+    *,
+    arms: Sequence[str],
+    seeds: Sequence[int],
+    overrides: Sequence[str],
+    out: Path,
+    budget: BudgetSection | None = None,
 ) -> Plan:
     """Check every arm before anything starts, measure the base model, and see what is done.
+
+    Args:
+        recipe_name: as a child is told it.
+        recipe: the same, loaded.
+        arms: presets or arms of it.
+        seeds: of each arm.
+        overrides: for every arm.
+        out: the comparison's directory.
+        budget: what each run may spend, in one unit; `run.steps` is then no limit unless an override sets it.
 
     Raises:
         ConfigurationError: an arm that cannot run, or a directory that holds something else.
     """
     _refuse_arms_and_seeds(overrides)
+    given, overrides = list(overrides), [*budget_overrides(budget or BudgetSection()), *overrides]
     known = _known(out, recipe.name)
     bases = _Bases()
     first = bases.of(compose(recipe, arm=arms[0], overrides=overrides))
 
     def job(arm: str, seed: int) -> Job:
         path = out / arm / f"seed-{seed}"
-        config = bases.resolved(_seeded(compose(recipe, arm=arm, overrides=overrides), seed))
+        composed = compose(recipe, arm=arm, overrides=overrides)
+        config = bases.resolved(_seeded(composed, seed))
+        parameters = bases.of(composed).language.model.num_parameters()
         command = _command(recipe_name, overrides, arm, seed, path)
-        return Job(arm=arm, seed=seed, config=config, path=path, command=command)
+        return Job(arm=arm, seed=seed, config=config, path=path, command=command, parameters=parameters)
 
     wanted = [job(arm, seed) for seed in seeds for arm in arms]
     every_arm = list(dict.fromkeys([*known.get("arms", []), *arms]))
@@ -94,10 +119,17 @@ def plan(
         "recipe": recipe.name,
         "arms": every_arm,
         "seeds": every_seed,
-        "overrides": list(overrides),
+        "overrides": given,
+        **_budget_line(budget),
         **_base_line(known, first),
     }
     return Plan(out=out, jobs=tuple(wish for wish in wanted if wish not in finished), finished=finished, record=record)
+
+
+def _budget_line(budget: BudgetSection | None) -> dict[str, Any]:
+    """The budget in the record, where there is one."""
+    unit = None if budget is None else budget_unit(budget)
+    return {} if budget is None or unit is None else {"budget": {unit: limits_of(budget)[unit]}}
 
 
 def _base_line(known: dict[str, Any], base: Base) -> dict[str, Any]:
@@ -126,13 +158,20 @@ class _Bases:
         return resolved_against(config, base.environment, base.language)
 
 
-def run(comparison: Plan, *, jobs: int, watch: Callable[[Sequence[Job], Sequence[Job]], None]) -> dict[str, int]:
-    """Run what is left, `jobs` at a time; exit codes by job name.
+def run(
+    comparison: Plan,
+    *,
+    jobs: int,
+    watch: Callable[[Sequence[Job], Sequence[Job]], None],
+    cores: int | None = None,
+) -> dict[str, int]:
+    """Run what is left, `jobs` at a time on `cores` (by default all there are); exit codes by job name.
 
     `watch` is called a few times a second with the running and the ended jobs.
     """
     comparison.out.mkdir(parents=True, exist_ok=True)
     write_json(comparison.out / "compare.json", comparison.record)
+    cores = cores or available_cores()
     waiting = list(comparison.jobs)
     running: dict[str, tuple[Job, subprocess.Popen[bytes]]] = {}
     codes: dict[str, int] = {}
@@ -141,7 +180,8 @@ def run(comparison: Plan, *, jobs: int, watch: Callable[[Sequence[Job], Sequence
         while waiting or running:
             while waiting and len(running) < jobs:
                 job = waiting.pop(0)
-                running[job.name] = (job, _start(job, comparison.out))
+                threads = thread_environment(job.parameters, cores=cores, jobs=jobs)
+                running[job.name] = (job, _start(job, comparison.out, threads))
             time.sleep(0.25)
             for name in [name for name, (_, process) in running.items() if process.poll() is not None]:
                 job, process = running.pop(name)
@@ -185,6 +225,10 @@ def _refuse_arms_and_seeds(overrides: Sequence[str]) -> None:
         if keys in (["preset"], ["run", "seed"]) or (keys == ["run"] and isinstance(value, dict) and "seed" in value):
             raise ConfigurationError(
                 f"override '{text}': in a comparison arms and seeds come from --arms and --seeds, not from overrides."
+            )
+        if keys[:2] == ["run", "budget"] or (keys == ["run"] and isinstance(value, dict) and "budget" in value):
+            raise ConfigurationError(
+                f"override '{text}': in a comparison the budget comes from --budget, so that all arms have the same."
             )
 
 
@@ -249,7 +293,7 @@ def _require_idle(job: Job) -> None:
         )
 
 
-def _start(job: Job, out: Path) -> subprocess.Popen[bytes]:
+def _start(job: Job, out: Path, threads: Mapping[str, str]) -> subprocess.Popen[bytes]:
     command, resumes = job.command, False
     if job.path.exists():
         _require_idle(job)
@@ -267,7 +311,7 @@ def _start(job: Job, out: Path) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env=os.environ.copy(),
+            env={**os.environ, **threads, **named_parent()},
             process_group=0,
         )
 

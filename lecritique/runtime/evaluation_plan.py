@@ -17,7 +17,8 @@ from lecritique.core.seeds import derive_seed
 from lecritique.models.chat import ChatRenderer
 from lecritique.models.weights import MemoryWeightStore
 from lecritique.runs.evaluations import EvaluationFolder, ProblemResult
-from lecritique.runtime.build import embedded_engine, sampling_of
+from lecritique.runtime.build import sampling_of
+from lecritique.runtime.engines import configured_engine
 from lecritique.runtime.evaluation import evaluate_set
 from lecritique.runtime.evaluation_sets import EvalSet, first_rows
 from lecritique.runtime.policies import LoadedPolicy, load_policy
@@ -111,7 +112,8 @@ def run_evaluation(
         on_problem(result)
 
     renderer = ChatRenderer(plan.policy.language.tokenizer)
-    engine = embedded_engine(plan.policy.language.model, MemoryWeightStore(), plan.config)
+    longest = max(problems.max_total_tokens for problems in plan.sets)
+    engine = configured_engine(plan.policy.language.model, MemoryWeightStore(), plan.config, max_length=longest)
     try:
         for problems in plan.sets:
             evaluate_set(problems, engine=engine, renderer=renderer, done=folder.done(problems.name), on_problem=keep)

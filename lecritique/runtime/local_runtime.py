@@ -48,6 +48,7 @@ class LocalRuntime:
         self.config: RunConfig = parts.config
         self.stream = parts.stream
         self.learner: Learner = parts.learner
+        self.spending = parts.spending
         self.timeline = Timeline()
         self.evaluator: EvaluatorService | None = None
         self.rollouts: RolloutRole

@@ -15,9 +15,9 @@ from lecritique.models.loading import LanguageModel, load_causal_lm
 from lecritique.models.restoring import restore_weights
 from lecritique.models.scoring import require_plain_head
 from lecritique.models.weights import state_digest
-from lecritique.runs.checkpoints import FOLDER, MARKER, checkpoint_step, load_checkpoint
-from lecritique.runs.directory import read_config, read_status
-from lecritique.runtime.saving import newest_checkpoint
+from lecritique.runs.checkpoints import FOLDER, MARKER, checkpoint_step
+from lecritique.runs.directory import read_config, read_end
+from lecritique.runtime.saving import newest_checkpoint, saved_tree
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,9 +59,10 @@ def load_policy(source: str, *, dtype: torch.dtype, device: str) -> LoadedPolicy
     config = read_config(path)
     final = path / "weights" / "policy"
     # A run that goes on again keeps the weights of its earlier end.
-    if read_status(path) == "finished" and (final / "config.json").is_file():
+    ended = read_end(path)
+    if ended is not None and (final / "config.json").is_file():
         language = _load(str(final), dtype, device)
-        return LoadedPolicy(source=source, language=language, run=config, step=config.run.steps)
+        return LoadedPolicy(source=source, language=language, run=config, step=ended[0])
     newest, _ = newest_checkpoint(path)
     return _from_checkpoint(source, newest, run=path, dtype=dtype, device=device)
 
@@ -90,14 +91,16 @@ def _load(name: str, dtype: torch.dtype, device: str) -> LanguageModel:
 
 
 def _from_checkpoint(source: str, path: Path, *, run: Path, dtype: torch.dtype, device: str) -> LoadedPolicy:
-    tree = load_checkpoint(path)
+    tree = saved_tree(path)
     config = read_config(run)
     try:
         weights: Mapping[str, Any] = tree["learner"]["policy"]["weights"]
         step = checkpoint_step(path)
-    except (KeyError, TypeError, ValueError) as error:
+        # Several processes keep float32 weights for whatever precision they compute in.
+        kept = next(iter(weights.values())).dtype
+    except (AttributeError, KeyError, StopIteration, TypeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint '{path}' does not hold what this version reads: {error!r}") from error
-    language = _load(config.model.name, getattr(torch, config.runtime.dtype), device)
+    language = _load(config.model.name, kept, device)
     restore_weights(language.model, weights, role="policy")
     language.model.to(dtype=dtype)
     return LoadedPolicy(source=source, language=language, run=config, step=step)

@@ -23,7 +23,8 @@ from lecritique.rollout.collect import collect
 from lecritique.runs.directory import read_config
 from lecritique.runs.saved_trajectories import saved_trajectories
 from lecritique.runs.state_files import read_tree, write_tree
-from lecritique.runtime.build import Base, embedded_engine, sampling_of
+from lecritique.runtime.build import Base, sampling_of
+from lecritique.runtime.engines import embedded_engine
 from lecritique.runtime.policies import LoadedPolicy
 from lecritique.runtime.steps import valid_groups
 from lecritique.tasks.protocol import checked_task
@@ -104,6 +105,7 @@ def _played(
         )
         for row in rows
     ]
+    # Embedded whatever is configured: a part's responses are the same again when the collection is gone on with.
     engine = embedded_engine(policy.language.model, MemoryWeightStore(), config)
     try:
         played = collect(requests, environment=base.environment, renderer=base.renderer, engine=engine)

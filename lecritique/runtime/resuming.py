@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from lecritique.config.resume import Changes, allowed_changes, changes_bits, with_changes
 from lecritique.config.schema import RunConfig
 from lecritique.core.errors import ConfigurationError
 from lecritique.runs.checkpoints import checkpoint_step
-from lecritique.runs.directory import RunDirectory, read_config, read_status
-from lecritique.runs.state_files import read_tree
+from lecritique.runs.directory import RunDirectory, read_config, read_end, read_status
 from lecritique.runtime.build import Base, Parts, build, load_base, resolved_against
 from lecritique.runtime.run_state import restore_run, versions_of
-from lecritique.runtime.saving import newest_checkpoint
+from lecritique.runtime.saving import newest_checkpoint, saved_tree
+from lecritique.runtime.spending import limits_of
+
+if TYPE_CHECKING:
+    from lecritique.runtime.training_group import TrainingGroup
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -31,14 +35,17 @@ class Resume:
     first: int
     passed_over: tuple[str, ...]
 
-    def begin(self) -> Parts:
+    def begin(self, group: TrainingGroup | None = None) -> Parts:
         """The roles as the checkpoint left them; the run's directory says from now on that it was resumed.
+
+        Args:
+            group: the processes that train, for more than one.
 
         Raises:
             CheckpointError: the checkpoint does not fit the run.
         """
-        parts = build(self.base)
-        restore_run(parts, read_tree(self.checkpoint))
+        parts = build(self.base, group)
+        restore_run(parts, _tree_of(self.checkpoint, group))
         self.directory.go_on(
             self.base.config,
             step=self.first,
@@ -60,6 +67,13 @@ class Resume:
         if changes_bits(self.changes):
             lines.append("Sums are taken in another order now: the last bits differ from those of an unchanged run.")
         return lines
+
+
+def _tree_of(checkpoint: Path, group: TrainingGroup | None) -> dict[str, Any]:
+    """What one process or several have saved, for one or several."""
+    if group is not None:
+        return group.checkpoints(checkpoint.parent, keep=1).load(checkpoint)
+    return saved_tree(checkpoint)
 
 
 def resume(path: Path, overrides: Sequence[str]) -> Resume:
@@ -95,6 +109,15 @@ def _checked(directory: RunDirectory, own: RunConfig, wanted: RunConfig) -> Resu
         raise ConfigurationError(
             f"'{path}' is finished, all {steps} steps are done: nothing is left to resume. For more, add for example "
             f"run.steps={2 * steps}."
+        )
+    limits = limits_of(base.config.run.budget)
+    end = read_end(path)
+    if end is not None and end[1].share_of(limits) >= 1.0:
+        unit = max(limits, key=lambda unit: getattr(end[1], unit) / limits[unit])
+        spent = f"{getattr(end[1], unit):,.10g} of {limits[unit]:,.10g} {unit}"
+        raise ConfigurationError(
+            f"'{path}' is finished, its budget is spent ({spent}): "
+            f"nothing is left to resume. For more, add for example run.budget.{unit}={2 * limits[unit]:.10g}."
         )
     return Resume(
         directory=directory,

@@ -14,7 +14,12 @@ from lecritique.runtime.build import Parts
 
 def run_state(parts: Parts) -> dict[str, Any]:
     """What a checkpoint holds of the roles. Seeds, data order and draws are hashes: nothing of them is saved."""
-    return {"rows": _rows(parts), "learner": parts.learner.state(), "ledger": parts.ledger.state()}
+    return {
+        "rows": _rows(parts),
+        "learner": parts.learner.state(),
+        "ledger": parts.ledger.state(),
+        "spending": parts.spending.state(),
+    }
 
 
 def restore_run(parts: Parts, state: Mapping[str, Any]) -> int:
@@ -31,6 +36,8 @@ def restore_run(parts: Parts, state: Mapping[str, Any]) -> int:
             )
         parts.learner.restore(state["learner"])
         parts.ledger.restore(state["ledger"])
+        if "spending" in state:  # not in checkpoints of earlier versions, whose spending is not known
+            parts.spending.restore(state["spending"])
         step = int(state["step"])
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint does not hold what this version reads: {error!r}") from error

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from lecritique.config.schema import RunConfig
 from lecritique.core.errors import CheckpointError
-from lecritique.runs.checkpoints import FOLDER, Checkpoints
+from lecritique.runs.checkpoints import FOLDER, SHARDS, Checkpoints, load_checkpoint
 from lecritique.runs.directory import RunDirectory
 
 Warn = Callable[[str], None]
@@ -22,6 +22,14 @@ def warn_on_stderr(message: str) -> None:
     print("lecritique: warning:", message, file=sys.stderr, flush=True)
 
 
+class SavesTrees(Protocol):
+    """What writes checkpoints."""
+
+    def save(self, step: int, tree: Mapping[str, Any]) -> Path:
+        """As `Checkpoints.save`."""
+        ...
+
+
 class Saver:
     """Saves the state of a run into its directory.
 
@@ -30,14 +38,21 @@ class Saver:
         config: of the run.
         saved: steps of the newest checkpoint, where the run is resumed from it.
         warn: is told when a checkpoint could not be written.
+        checkpoints: where they go when several processes write them.
     """
 
     def __init__(
-        self, directory: RunDirectory, config: RunConfig, *, saved: int | None = None, warn: Warn = warn_on_stderr
+        self,
+        directory: RunDirectory,
+        config: RunConfig,
+        *,
+        saved: int | None = None,
+        warn: Warn = warn_on_stderr,
+        checkpoints: SavesTrees | None = None,
     ) -> None:
         self._directory = directory
         self._config = config
-        self._checkpoints = Checkpoints(directory.path / FOLDER, keep=config.run.keep_checkpoints)
+        self._checkpoints = checkpoints or Checkpoints(directory.path / FOLDER, keep=config.run.keep_checkpoints)
         self._warn = warn
         self.failed = 0
         self.saved = saved
@@ -100,3 +115,16 @@ def newest_checkpoint(path: Path) -> tuple[Path, tuple[str, ...]]:
         found = f"those there are incomplete or damaged: {', '.join(damaged)}" if damaged else "none was saved"
         raise CheckpointError(f"'{path}' has no checkpoint to resume from ({found}); start the run again.")
     return latest, checkpoints.names_after(latest)
+
+
+def saved_tree(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint of one process or of several holds, with whole tensors.
+
+    Raises:
+        CheckpointError: it is incomplete, damaged or of another format.
+    """
+    if not (checkpoint / SHARDS).is_dir():
+        return load_checkpoint(checkpoint)
+    from lecritique.distributed.checkpoints import load_sharded
+
+    return load_sharded(checkpoint)

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from lecritique.core.errors import Overloaded
 from lecritique.core.ids import GroupId, RolloutId
+from lecritique.core.spending import Reading, tokens_read
 from lecritique.core.trajectory import ContextInsertion, Trajectory, ValuePrediction, ValueRequest
 from lecritique.credit.estimators import ScoredGroup
 from lecritique.runtime.events import Scored
@@ -65,9 +66,11 @@ class GroupScorer:
     Args:
         evaluator: answers.
         emit: takes a `Scored` event from whatever thread an answer arrives on; it is handed back to `take`.
+        read: counts what the evaluator is asked to read.
     """
 
-    def __init__(self, evaluator: Evaluator, emit: Callable[[Scored], None]) -> None:
+    def __init__(self, evaluator: Evaluator, emit: Callable[[Scored], None], read: Reading | None = None) -> None:
+        self._read = read or Reading()
         self._evaluator = evaluator
         self._emit = emit
         self._held: dict[tuple[RolloutId, int], ValuePrediction] = {}
@@ -156,6 +159,7 @@ class GroupScorer:
         if not requests:
             return
         ask = _Ask(requests=tuple(requests), minimum_version=minimum_version)
+        self._read.add(tokens_read(request.trajectory, request.context) for request in requests)
         self._asked.update(_key(request.trajectory) for request in requests)
         if self._unasked or not self._submit(ask):
             self._unasked.append(ask)

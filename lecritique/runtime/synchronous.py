@@ -55,17 +55,21 @@ def train_step(parts: Parts, step: int) -> SynchronousStep:
     seconds_rollout = time.perf_counter() - started
     everything = [*collected.batch, *collected.replaced]
     require_enough(everything, parts.config)
+    for members in everything:
+        parts.spending.played(members)
     version = parts.learner.policy.version
     outcome = schedule_of(parts.config)(parts.learner, valid_groups(rollouts))
     _close(parts, step, collected, outcome, version=version)
     # Also where the policy stayed as it was: no cache outlives a step, so a resumed run finds the engine as it left it.
     parts.engine.adopt(parts.learner.policy.publish())
+    seconds = time.perf_counter() - started
     metrics = {
         **rollout_metrics(everything, seconds_rollout),
         **_sampling_metrics(parts.config, collected),
         **outcome.metrics,
         "seconds_rollout": seconds_rollout,
-        "seconds": time.perf_counter() - started,
+        "seconds": seconds,
+        **parts.spending.step(seconds),
     }
     return SynchronousStep(rollouts=rollouts, outcome=outcome, metrics=metrics)
 

@@ -10,6 +10,7 @@ from lecritique.core.errors import DivergenceError, Interrupted, LecritiqueError
 from lecritique.core.ids import RolloutId
 from lecritique.core.rollout import Rollout
 from lecritique.core.trajectory import ContextInsertion, CreditedTrajectory
+from lecritique.runs.checkpoints import FOLDER
 from lecritique.runs.directory import RunDirectory
 from lecritique.runs.rollouts import save_rollouts
 from lecritique.runs.sinks import Sink, open_sinks
@@ -47,7 +48,11 @@ def train(
         LecritiqueError: what ended the run early. Whatever ends it is recorded and passed on.
     """
     steps = parts.config.run.steps
-    directory.set_status("running", step=first, steps=steps)
+    if (parts.group is None) != (parts.config.runtime.ranks == 1):
+        raise ValueError(
+            f"'runtime.ranks' = {parts.config.runtime.ranks}, and these roles were built for another number"
+        )
+    directory.set_status("running", step=first, steps=steps, spent=parts.spending.total.record())
     if not directory.resumes:
         directory.append_event("started", data=parts.data.counts.record(), critic_from=parts.config.critic.init)
     parts.ledger.write_with(directory.append_outcome)
@@ -63,18 +68,22 @@ def train(
             _save_weights(parts, directory)
     except BaseException as error:
         state, message = ending(error)
-        directory.set_status(state, step=recorder.done, steps=steps, message=message)
+        directory.set_status(state, step=recorder.done, steps=steps, message=message, **recorder.spent)
         directory.append_event(state, step=recorder.done, message=message)
         raise
     finally:
         recorder.close()
         parts.engine.close()
-    directory.append_event("finished")
-    directory.set_status("finished", step=steps, steps=steps)
+    ended_by = "budget" if parts.spending.exhausted else "steps"
+    directory.append_event("finished", step=recorder.done, ended_by=ended_by)
+    # Nothing more was to be done: a budget has said where the end is.
+    directory.set_status("finished", step=recorder.done, steps=recorder.done, ended_by=ended_by, **recorder.spent)
 
 
 def _synchronous(parts: Parts, recorder: Recorder, directory: RunDirectory, *, first: int) -> None:
     for index in range(first, parts.config.run.steps):
+        if parts.spending.exhausted:  # of a run that was resumed behind its last step
+            break
         done = train_step(parts, index)
         recorder.save_rollouts(index, done.rollouts, done.outcome.credit.members, done.outcome.contexts)
         recorder.record(index, done.metrics | _evaluation(parts, directory, done=index + 1))
@@ -84,7 +93,8 @@ def _synchronous(parts: Parts, recorder: Recorder, directory: RunDirectory, *, f
 def _evaluation(parts: Parts, directory: RunDirectory, *, done: int) -> dict[str, float]:
     """What the policy earns on the evaluation sets, after the steps at which it is evaluated."""
     run = parts.config.run
-    if not evaluates(run.eval_every, done=done, steps=run.steps):
+    last = done if parts.spending.exhausted else run.steps
+    if not evaluates(run.eval_every, done=done, steps=last):
         return {}
     metrics, sets = evaluation_metrics(parts)
     directory.append_event("evaluation", step=done, sets=sets)
@@ -132,10 +142,22 @@ class Recorder:
         self._sinks: list[Sink] = []
         self.done = first
 
+    @property
+    def spent(self) -> dict[str, Any]:
+        """What the status says of the run's spending."""
+        return {"spent": self._parts.spending.total.record()}
+
     def open(self, interrupts: Interrupts) -> None:
         """Begin: sinks, and where checkpoints go."""
         self._interrupts = interrupts
-        self._saver = Saver(self._directory, self._config, saved=self._first or None, warn=self._warn)
+        group, keep = self._parts.group, self._config.run.keep_checkpoints
+        self._saver = Saver(
+            self._directory,
+            self._config,
+            saved=self._first or None,
+            warn=self._warn,
+            checkpoints=group.checkpoints(self._directory.path / FOLDER, keep) if group else None,
+        )
         self._sinks = open_sinks(self._config.run.sinks, self._directory.path, first_step=self._first)
 
     def record(self, index: int, metrics: dict[str, float]) -> None:
@@ -144,7 +166,7 @@ class Recorder:
         for sink in self._sinks:
             sink.write(index, metrics)
         self.done = index + 1
-        self._directory.set_status("running", step=self.done, steps=self._config.run.steps)
+        self._directory.set_status("running", step=self.done, steps=self._config.run.steps, **self.spent)
         self._metrics = metrics
 
     def checkpoint(self, hold: Callable[[Callable[[dict[str, Any]], bool]], object]) -> None:
@@ -157,9 +179,10 @@ class Recorder:
             Interrupted: the run was asked to stop, and has been saved.
         """
         steps, requested = self._config.run.steps, self._interrupts.requested
-        if self._saver.due(self.done) or self.done == steps or requested:
+        last = self.done == steps or self._parts.spending.exhausted
+        if self._saver.due(self.done) or last or requested:
             hold(lambda state: self._saver.save(self.done, state))
-        if requested and self.done < steps:
+        if requested and not last:
             raise Interrupted(self._saver.stopped(self.done, steps))
         self._on_step(self.done - 1, self._metrics)
 
@@ -172,7 +195,7 @@ class Recorder:
     ) -> None:
         """Write some of a step's rollouts, at the steps that save them."""
         run = self._config.run
-        if not saves_rollouts(self._config, index):
+        if not saves_rollouts(self._config, index, last=self._parts.spending.exhausted):
             return
         whole_groups = -(-run.saved_rollouts // self._config.rollout.group_size)
         save_rollouts(
@@ -182,6 +205,7 @@ class Recorder:
             credited=credited,
             contexts=contexts,
             renderer=self._parts.renderer,
+            judged=self._parts.learner.policy.judged,
         )
 
     def close(self) -> None:
@@ -201,17 +225,17 @@ def ending(error: BaseException) -> tuple[str, str]:
     return "failed", str(error) if isinstance(error, LecritiqueError) else f"{type(error).__name__}: {error}"
 
 
-def saves_rollouts(config: RunConfig, index: int) -> bool:
+def saves_rollouts(config: RunConfig, index: int, *, last: bool = False) -> bool:
     """Whether the rollouts of a step are saved: the first, the last, and every so many in between."""
     every = config.run.save_rollouts_every
-    return bool(every) and ((index + 1) % every == 0 or index == 0 or index + 1 == config.run.steps)
+    return bool(every) and ((index + 1) % every == 0 or index == 0 or index + 1 == config.run.steps or last)
 
 
 def _save_weights(parts: Parts, directory: RunDirectory) -> None:
-    values = parts.learner.values
+    group, trainers = parts.group, {"policy": parts.learner.policy}
+    if parts.learner.values is not None:
+        trainers["critic"] = parts.learner.values.trainer
+    models = {role: group.whole_model(role, one) if group else one.model for role, one in trainers.items()}
     save_weights(
-        directory.path / "weights",
-        policy=parts.learner.policy.model,
-        tokenizer=parts.tokenizer,
-        critic=values.trainer.model if values else None,
+        directory.path / "weights", policy=models["policy"], tokenizer=parts.tokenizer, critic=models.get("critic")
     )

@@ -33,6 +33,7 @@ def state_of(run: Path) -> dict[str, Any]:
     assert newest is not None, f"{run} has no checkpoint"
     tree = load_checkpoint(newest)
     del tree["config"]  # one of them may have been resumed with more steps
+    tree["spending"].pop("seconds")  # a clock
     return tree
 
 

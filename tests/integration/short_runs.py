@@ -26,7 +26,15 @@ SMALL = (
     "critic.replay.refill_size=8",
     "critic.warmup_updates=0",
 )
-CLOCKS = {"tokens_per_second", "seconds", "seconds_rollout", "seconds_values", "seconds_policy", "seconds_critic"}
+CLOCKS = {
+    "tokens_per_second",
+    "seconds_total",
+    "seconds",
+    "seconds_rollout",
+    "seconds_values",
+    "seconds_policy",
+    "seconds_critic",
+}
 
 
 def small_config(*overrides: str, arm: str | None = None) -> RunConfig:

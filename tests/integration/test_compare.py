@@ -126,10 +126,12 @@ def test_arms_of_a_seed_ask_the_same_rows_and_draw_the_same_first_tokens(done):
 
 def test_the_same_call_again_runs_nothing_and_changes_no_run(done, capfd, monkeypatch):
     before = run_files(done)
+    said = [(done / name).read_bytes() for name in ("compare.json", "summary.json")]
     arguments = ("compare", "demo", *SHORT, "--arms", "mean,tether", "--out", str(done))
     answer = call(capfd, monkeypatch, *arguments)
     assert answer.code == 0 and "0 runs to do, 2 done already" in answer.out
     assert run_files(done) == before
+    assert [(done / name).read_bytes() for name in ("compare.json", "summary.json")] == said
 
 
 @pytest.mark.parametrize("arms", ["mean", "tether", "pvf"])

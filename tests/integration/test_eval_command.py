@@ -136,6 +136,24 @@ def test_sampling_is_its_own(evaluate, tmp_path):
     assert (found["temperature"], found["top_p"], found["top_k"], found["problems"]) == (0.5, 0.9, 3, 2)
 
 
+def test_every_set_has_the_samples_of_its_own_recipe(evaluate, tmp_path):
+    """Section 9: avg@32 on AIME, avg@8 on Minerva, in one call."""
+    two, three = f"{TASK} rollout.group_size=2", "demo task.rows=3 rollout.group_size=3"
+    knights = "knights-eval task.rows=2 sampling.max_turn_tokens=2 sampling.max_total_tokens=4096"
+    tasks = [word for text in (two, three, knights) for word in ("--task", text)]
+    answer = evaluate("tiny", *tasks, "runtime.dtype=float32")
+    assert answer.code == 0
+    sets = summary(tmp_path)["sets"]
+    assert [figures["k"] for figures in sets.values()] == [2, 3, 16]
+    assert [figures["samples"] for figures in sets.values()] == [12, 9, 32]
+    assert list(sets[three]["pass_at_k"]) == ["1", "2", "3"] and list(sets[two]["pass_at_k"]) == ["1", "2"]
+    scores = [figures["score"] for figures in sets.values()]
+    # Sets count the same in the average, however often their problems are asked.
+    assert summary(tmp_path)["average"]["score"] == pytest.approx(sum(scores) / 3)
+    assert evaluate("tiny", "--task", two, "--task", three, "--k", "1", out="k").code == 0
+    assert [figures["k"] for figures in summary(tmp_path, "k")["sets"].values()] == [1, 1]
+
+
 def test_rows_kept_for_evaluation_are_the_default(evaluate, tmp_path):
     held = ("--task", "demo task.rows=40 data.evaluation_fraction=0.3", "--k", "1")
     assert evaluate("tiny", *held).code == 0

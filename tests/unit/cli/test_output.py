@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -11,15 +12,19 @@ from rich.console import Console
 from lecritique.cli import compare as compare_command
 from lecritique.cli import output, progress
 from lecritique.cli.compare import _latest, _state, summary_table
-from lecritique.cli.describe import arithmetic, memory
+from lecritique.cli.describe import arithmetic, memory, size_text
 from lecritique.cli.output import duration, fail, number
 from lecritique.cli.progress import TrainProgress
 from lecritique.cli.tasks import parsed
 from lecritique.config.load import compose, load_recipe
 from lecritique.config.resolve import Facts, resolve
+from lecritique.planning.memory import activation_bytes, role_memory, stored_weights
+from lecritique.planning.shapes import shape_of
 
 METRICS = {"reward": 0.25, "tokens_per_second": 12345.6}
 FACTS = Facts(device="cpu", context_length=128, reward_range=(0.0, 1.0))
+# Of 2**20 parameters, a multiple of which each role holds.
+SHAPE = replace(shape_of("tiny"), parameters=2**20)
 
 
 @pytest.mark.parametrize(
@@ -43,14 +48,14 @@ def test_a_failure_is_one_line_whatever_its_text_holds(capsys):
 def described(arm: str, *overrides: str) -> str:
     size = ("rollout.batch_size=16", "rollout.group_size=4")
     config = resolve(compose(load_recipe("demo"), arm=arm, overrides=[*size, *overrides]), FACTS)
-    return "\n".join([*arithmetic(config), *memory(2**20, config)])
+    return "\n".join([*arithmetic(config), *memory(config, SHAPE)])
 
 
 def test_a_plan_says_which_critic_and_which_teacher():
     minibatches = "policy.minibatch_size=4"
     vaspo = described("vaspo", minibatches)
     assert "Critic: 4 updates of 4 rollouts a step, one epoch of the batch before it is scored" in vaspo
-    assert "Teacher: ema, told answer." in vaspo and "Memory: teacher 4.0 MiB" in vaspo
+    assert "Teacher: ema, told answer." in vaspo and "Memory: teacher 4.0 MiB (a copy)" in vaspo
     usual = described("ppo", minibatches, "critic.schedule.pre_update=false")
     assert "of the batch after the policy" in usual and "eacher" not in usual
     assert "Critic: none, the teacher stands in for advantages." in described("opsd")
@@ -159,20 +164,25 @@ def test_the_state_of_a_run_is_told(tmp_path):
 @pytest.mark.parametrize(("dtype", "width"), [("float32", 4), ("bfloat16", 2), ("float64", 8)])
 def test_memory_counts_the_copies_of_every_role(dtype, width):
     config = resolve(compose(load_recipe("demo"), arm="value", overrides=[f"runtime.dtype={dtype}"]), FACTS)
-    parameters = 2**20
-    lines = list(memory(parameters, config))
-    assert f"{width:.1f} MiB" in lines[0] and f"{4 * width:.1f} MiB" in lines[1]
-    # Engine 1 + trainer 4 + evaluator 1 + value trainer 4, and 2 stored.
-    assert lines[-1].endswith(f"all roles {12 * width:.1f} MiB")
+    held = {role.role: (role.weights + role.states) / 2**20 for role in role_memory(config, SHAPE)}
+    assert held == {"engine": width, "policy trainer": 4 * width, "evaluator": width, "value trainer": 4 * width}
+    assert stored_weights(config, SHAPE) == 2 * width * 2**20
+    lines = list(memory(config, SHAPE))
+    everything = sum(role.total for role in role_memory(config, SHAPE)) + stored_weights(config, SHAPE)
+    assert any(line.endswith(f"all roles {size_text(everything)}") for line in lines)
+    assert any("18 bytes a parameter" in line for line in lines) == (dtype == "bfloat16")
+    assert activation_bytes(config, SHAPE, checkpointing=True) < activation_bytes(config, SHAPE)
     group = resolve(compose(load_recipe("demo"), arm="mean", overrides=[f"runtime.dtype={dtype}"]), FACTS)
-    assert list(memory(parameters, group))[-1].endswith(f"all roles {6 * width:.1f} MiB")
+    assert [role.role for role in role_memory(group, SHAPE)] == ["engine", "policy trainer"]
 
 
 def test_the_arithmetic_is_of_the_resolved_configuration():
     overrides = ["rollout={batch_size=24,group_size=8}", "run.steps=1000", "critic.replay.batch_size=6"]
     config = resolve(compose(load_recipe("demo"), arm="tether", overrides=overrides), FACTS)
-    batch, critic, warmup = arithmetic(config)
+    batch, tokens, policy, critic, warmup = arithmetic(config)
     assert batch == "Batch: 24 rollouts = 3 groups of 8; 1000 steps = 24,000 rollouts of sudoku."
+    assert tokens == "Tokens: at most 128 a rollout with its prompt and 3,072 a batch, 20 a turn."
+    assert policy == "Policy: 1 optimizer step of 24 rollouts a batch, 1,000 in all; loss dppo, warm-up over 0."
     assert "1 updates of 6 rollouts a step, each rollout at most 2 times, 12 held, context none." in critic
     assert "before critic version 20 are credited by leave-one-out" in warmup
 
