@@ -9,6 +9,7 @@ import torch
 
 from lecritique.config.estimators import OptimizerConfig
 from lecritique.core.errors import CheckpointError, DivergenceError
+from lecritique.models.ranks import laid_out_like, whole
 
 
 class Optimizer:
@@ -37,7 +38,8 @@ class Optimizer:
         Raises:
             DivergenceError: the norm is not finite; the weights are left as they were.
         """
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm)
+        # The norm of all shards: that of one process's alone would cut each by another factor.
+        norm = whole(torch.nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm))
         if not torch.isfinite(norm):
             raise DivergenceError(f"the gradient norm of {role} step {self.steps + 1} is {norm.item()}.")
         share = min(1.0, (self.steps + 1) / self._config.warmup_steps) if self._config.warmup_steps else 1.0
@@ -96,4 +98,4 @@ class Optimizer:
                 f"expected {tuple(own.shape)} in {own.dtype}"
             )
         # A copy: AdamW would go on in the very tensor that it was given.
-        return saved.clone()
+        return laid_out_like(own, saved).clone()

@@ -22,6 +22,8 @@ from lecritique.models.shared_prefix import prefix_batches, shared_prefixes, sta
 from lecritique.models.value_model import ValueModel
 from lecritique.numerics.alignment import insert_context, spread_over_context, states_before
 
+# Row lengths to the rows of each micro-batch, as `packing.micro_batches` does it.
+Split = Callable[..., list[list[int]]]
 # Logits of at most so many numbers exist at once: 64 MiB in float32.
 _LOGITS_AT_ONCE = 1 << 24
 
@@ -60,7 +62,7 @@ class MicroBatch:
 
     def gathered(self, columns: Sequence[NDArray[Any]], dtype: torch.dtype) -> torch.Tensor:
         """The caller's columns, which hold one entry per wanted token of a row, in the order of N."""
-        chosen = np.concatenate([columns[index] for index in self.indices])
+        chosen = np.concatenate([columns[index] for index in self.indices]) if self.indices else np.zeros(0)
         return torch.from_numpy(chosen).to(device=self.mask_BL.device, dtype=dtype)
 
     def row_index_N(self) -> torch.Tensor:
@@ -79,22 +81,32 @@ def token_row(trajectory: Trajectory, context: ContextInsertion | None = None) -
     )
 
 
-def in_micro_batches(rows: Sequence[TokenRow], *, max_tokens: int, device: torch.device) -> Iterator[MicroBatch]:
-    """The rows, each up to its last wanted token, as padded micro-batches of similar length, longest first."""
+def in_micro_batches(
+    rows: Sequence[TokenRow], *, max_tokens: int, device: torch.device, split: Split = micro_batches
+) -> Iterator[MicroBatch]:
+    """The rows, each up to its last wanted token, as padded micro-batches of similar length, longest first.
+
+    Another `split` may leave rows to other processes, and give micro-batches without rows to keep step with them.
+    """
     lengths = [row.read_tokens for row in rows]
-    for indices in micro_batches(lengths, max_tokens=max_tokens):
+    for indices in split(lengths, max_tokens=max_tokens):
         yield _micro_batch([(index, rows[index], 0, lengths[index]) for index in indices], device)
 
 
 def in_paired_micro_batches(
-    rows: Sequence[TokenRow], others: Sequence[TokenRow], *, max_tokens: int, device: torch.device
+    rows: Sequence[TokenRow],
+    others: Sequence[TokenRow],
+    *,
+    max_tokens: int,
+    device: torch.device,
+    split: Split = micro_batches,
 ) -> Iterator[tuple[MicroBatch, MicroBatch]]:
     """The same rows with the same wanted tokens in two readings, side by side: entry n of N is one token in both.
 
-    The longer reading of each row counts against `max_tokens`.
+    The longer reading of each row counts against `max_tokens`; `split` as in `in_micro_batches`.
     """
     lengths = [max(row.read_tokens, other.read_tokens) for row, other in zip(rows, others, strict=True)]
-    for indices in micro_batches(lengths, max_tokens=max_tokens):
+    for indices in split(lengths, max_tokens=max_tokens):
         one, two = (
             _micro_batch([(index, these[index], 0, these[index].read_tokens) for index in indices], device)
             for these in (rows, others)
@@ -111,9 +123,9 @@ def action_states(model: Any, batch: MicroBatch) -> torch.Tensor:
 
 
 def _micro_batch(pieces: Sequence[tuple[int, TokenRow, int, int]], device: torch.device) -> MicroBatch:
-    """Tokens start..end - 1 of each (index, row, start, end), padded."""
-    ids = [row.token_ids[start:end] for _, row, start, end in pieces]
-    masks = [row.mask[start:end] for _, row, start, end in pieces]
+    """Tokens start..end - 1 of each (index, row, start, end), padded; of none one token that nobody wants."""
+    ids = [row.token_ids[start:end] for _, row, start, end in pieces] or [np.zeros(1, dtype=np.int64)]
+    masks = [row.mask[start:end] for _, row, start, end in pieces] or [np.zeros(1, dtype=np.bool_)]
     return MicroBatch(
         indices=tuple(index for index, *_ in pieces),
         token_ids_BL=padded(ids, fill=0, dtype=torch.long, device=device),

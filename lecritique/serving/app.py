@@ -13,18 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import ipaddress
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 import lecritique
 from lecritique.core.errors import CheckpointError, LecritiqueError, Overloaded, RoleFailure
@@ -33,6 +26,7 @@ from lecritique.models.scoring import token_row
 from lecritique.serving import wire
 from lecritique.serving.checkpoint import ServedCheckpoint
 from lecritique.serving.prometheus import CONTENT_TYPE, ServedRequests, metrics_text
+from lecritique.serving.web import ClientDisconnect, HTTPException, Request, Response, Route, Starlette, host_of
 from lecritique.serving.wire import BadRequest, Form
 
 _RETRY_AFTER_SECONDS = 1
@@ -112,7 +106,7 @@ class ValueApp:
         return guarded
 
     def _require_access(self, request: Request, *, open_to_all: bool) -> None:
-        if self._hosts is not None and _host_of(request) not in self._hosts:
+        if self._hosts is not None and host_of(request) not in self._hosts:
             raise BadRequest("this server does not go by that name; use its address.", status=421)
         if open_to_all or self._token is None:
             return
@@ -253,19 +247,3 @@ def _answer_form(request: Request) -> Form:
     except BadRequest:
         asked_in = "json"
     return wire.answer_form(request.headers.get("accept", ""), asked_in)
-
-
-def _host_of(request: Request) -> str:
-    """The name in the Host header, without its port."""
-    host = request.headers.get("host", "").lower()
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
-from collections.abc import Iterator
 from pathlib import Path
-
-import uvicorn
 
 from lecritique.core.errors import ConfigurationError, RoleFailure
 from lecritique.critic.serving import EvaluatorService
-from lecritique.serving.app import Limits, ValueApp, is_loopback
+from lecritique.serving.app import Limits, ValueApp
 from lecritique.serving.checkpoint import ServedCheckpoint
+from lecritique.serving.web import HttpServer, is_loopback, loopback_names
 
 TOKEN_VARIABLE = "LECRITIQUE_TOKEN"
 _LEAST_TOKEN_CHARACTERS = 16
-_GRACE_SECONDS = 30
 
 
 class ValueServer:
@@ -47,30 +42,17 @@ class ValueServer:
     ) -> None:
         require_token(host, token)
         self._service = service
-        self._socket = _listening(host, port)
-        self.host, self.port = host, int(self._socket.getsockname()[1])
-        hosts = frozenset({"localhost", "127.0.0.1", "::1", host.lower()}) if token is None else None
+        self._http = HttpServer(host, port)
+        self.host, self.port = host, self._http.port
+        hosts = loopback_names(host) if token is None else None
         self._app = ValueApp(
             service, checkpoint, limits=limits or Limits(), token=token, hosts=hosts, on_failure=self.stop
-        )
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                self._app.asgi,
-                http="h11",
-                ws="none",
-                lifespan="off",
-                log_level="error",
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_graceful_shutdown=_GRACE_SECONDS,
-            )
         )
 
     @property
     def address(self) -> str:
         """Where it can be reached."""
-        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+        return self._http.address
 
     @property
     def answered(self) -> int:
@@ -85,10 +67,7 @@ class ValueServer:
         """
         self._service.start()
         try:
-            with self._socket:
-                self._server.run(sockets=[self._socket])
-        except KeyboardInterrupt:
-            pass  # how uvicorn passes a signal on once it has shut down in order
+            self._http.run(self._app.asgi)
         finally:
             self._service.stop(finish=False)
         if self._service.failure is not None:
@@ -96,7 +75,7 @@ class ValueServer:
 
     def stop(self) -> None:
         """Take no new connections, answer what is in flight, and let `run` return."""
-        self._server.should_exit = True
+        self._http.stop()
 
 
 def require_token(host: str, token: str | None) -> None:
@@ -126,26 +105,3 @@ def read_token(file: Path | None) -> str | None:
         return file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"--token-file '{file}' cannot be read: {error}.") from error
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    with _as_configuration(host, port):
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen(2048)
-        except BaseException:
-            listener.close()
-            raise
-        return listener
-
-
-@contextlib.contextmanager
-def _as_configuration(host: str, port: int) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, OverflowError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigurationError(f"cannot listen on {host} port {port}: {reason}.") from error

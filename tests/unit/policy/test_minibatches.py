@@ -11,7 +11,7 @@ import pytest
 import torch
 from small_models import credited, literal_logprobs, small_policy, trajectory
 
-import lecritique.policy.trainer as trainer_module
+import lecritique.models.ranks as ranks_module
 from lecritique.config.estimators import OptimizerConfig
 from lecritique.config.losses import Dapo, Dppo, Ppo, Reinforce
 from lecritique.config.schema import PolicySection
@@ -165,8 +165,8 @@ def test_a_minibatch_of_the_whole_batch_is_no_minibatch() -> None:
 
 def test_log_probs_from_before_are_scored_once_and_stay(monkeypatch) -> None:
     calls = []
-    inner = trainer_module.logprobs
-    monkeypatch.setattr(trainer_module, "logprobs", lambda *a, **k: calls.append(1) or inner(*a, **k))
+    inner = ranks_module.logprobs
+    monkeypatch.setattr(ranks_module, "logprobs", lambda *a, **k: calls.append(1) or inner(*a, **k))
     trainer(Ppo(), minibatch_size=2, epochs=3).step(batch())
     assert calls == [1]
     trainer(Dppo(), minibatch_size=2).step(batch())

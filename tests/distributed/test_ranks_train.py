@@ -1,0 +1,177 @@
+"""`lecritique train` on two processes: the numbers of one, its checkpoints, and a process that is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lecritique.config.load import compose, load_recipe
+from lecritique.config.resume import allowed_changes
+from lecritique.core.errors import ConfigurationError
+from lecritique.distributed.leading import Leader
+from lecritique.runs.checkpoints import Checkpoints
+from lecritique.runtime.build import build, load_base
+from lecritique.runtime.resuming import resume
+from lecritique.runtime.training import train
+from tests.integration.short_runs import SMALL, small_config, trained
+
+SET = [*SMALL, "run.steps=3", "runtime.dtype=float64", "runtime.loop=synchronous", "run.checkpoint_every=2"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "lecritique", "train", *words]
+
+
+def rows(path: Path) -> list[dict]:
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_alike(found: list[dict], expected: list[dict]) -> None:
+    """Everything that two runs can agree on, to what is left of float64 behind an RMS norm in float32."""
+    assert len(found) == len(expected)
+    for row, other in zip(found, expected, strict=True):
+        for name, value in other.items():
+            if name.startswith(("seconds", "tokens_per", "time")) or value is None or isinstance(value, str):
+                continue
+            assert row[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+
+
+@pytest.fixture(scope="module")
+def run_of_two(tmp_path_factory):
+    """Three steps of a privileged value function on two processes."""
+    path = tmp_path_factory.mktemp("ranks") / "run"
+    done = subprocess.run(
+        command("demo", "--arm", "pvf", *SET, "runtime.ranks=2", "--out", str(path)),
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Starting 1 more training processes" in done.stdout and "Traceback" not in done.stderr
+    return path
+
+
+def test_it_trains_as_one_process_does(run_of_two):
+    alone = trained(build(load_base(small_config(*SET, arm="pvf"))), 3)
+    assert_alike(rows(run_of_two), alone)
+    assert max(abs(row["policy_loss"]) for row in alone) > 1e-3
+    assert json.loads((run_of_two / "status.json").read_text())["state"] == "finished"
+
+
+def test_its_checkpoint_goes_on_on_one_process(run_of_two, tmp_path):
+    """From the second step, whose checkpoint is there beside the last: the third step is made once more."""
+    last = rows(run_of_two)[-1]
+    newest = Checkpoints(run_of_two / "checkpoints").latest()
+    assert (newest / "shards").is_dir() and newest.name == "step-00000003"
+    before = (run_of_two / "weights" / "policy" / "model.safetensors").read_bytes()
+    (newest / "complete.json").unlink()
+    found = resume(run_of_two, ["runtime.ranks=1"])
+    try:
+        assert found.first == 2
+        train(found.begin(), found.directory, first=2)
+    finally:
+        found.directory.close()
+    again = rows(run_of_two)[-1]
+    assert_alike(
+        [{k: v for k, v in again.items() if k != "resume"}], [{k: v for k, v in last.items() if k != "resume"}]
+    )
+    assert Checkpoints(run_of_two / "checkpoints").latest().name.startswith("step-00000003")
+    (tmp_path / "before").write_bytes(before)
+    after = load_file(run_of_two / "weights" / "policy" / "model.safetensors")
+    for name, tensor in load_file(tmp_path / "before").items():
+        torch.testing.assert_close(after[name], tensor, rtol=0, atol=1e-7)
+
+
+def test_the_asynchronous_loop_is_refused():
+    config = compose(load_recipe("demo"), overrides=["runtime.loop=asynchronous", "runtime.ranks=2"])
+    with pytest.raises(ConfigurationError, match=r"'runtime\.ranks' = 2 .* use 'runtime\.loop' = 'synchronous'"):
+        load_base(config)
+
+
+def test_the_number_of_processes_may_change_when_a_run_goes_on():
+    one, two = (small_config(f"runtime.ranks={ranks}") for ranks in (1, 2))
+    assert allowed_changes(one, two) == {"runtime.ranks": (1, 2)}
+
+
+def test_roles_for_one_process_do_not_train_a_run_of_two(tmp_path):
+    parts = build(load_base(small_config("runtime.ranks=2")))
+    with pytest.raises(ValueError, match="built for another number"):
+        train(parts, None)
+
+
+def test_what_a_call_calls_in_turn_is_not_told_again(monkeypatch):
+    told = []
+    monkeypatch.setattr("lecritique.distributed.leading._tell", told.append)
+    leader = Leader()
+    with leader.calling("policy", "step", 1), leader.calling("policy", "scored", 1):
+        pass
+    with leader.calling("policy", "publish"):
+        pass
+    assert [call[:2] for call in told] == [("policy", "step"), ("policy", "publish")] and not leader.broken
+
+
+@pytest.mark.slow
+def test_a_lost_process_ends_the_run_with_a_word_and_leaves_none_behind(tmp_path):
+    path = tmp_path / "run"
+    running = subprocess.Popen(
+        command("demo", "--arm", "pvf", *SET, "run.steps=1000", "runtime.ranks=2", "--out", str(path)),
+        env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        wait_for(lambda: (path / "metrics.jsonl").is_file() and len(rows(path)) > 1)
+        (follower,) = children(running.pid)
+        os.kill(follower, signal.SIGKILL)
+        _, errors = running.communicate(timeout=120)
+    finally:
+        running.kill()
+    assert running.returncode == 4, errors
+    assert "the training process of rank 1 has ended (exit code -9) while rank 0 called" in errors.replace("\n", " ")
+    assert json.loads((path / "status.json").read_text())["state"] == "failed"
+    assert Checkpoints(path / "checkpoints").latest() is not None
+
+
+@pytest.mark.slow
+def test_the_others_end_with_a_rank_0_that_is_killed(tmp_path):
+    path = tmp_path / "run"
+    running = subprocess.Popen(
+        command("demo", "--arm", "pvf", *SET, "run.steps=1000", "runtime.ranks=2", "--out", str(path)),
+        env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        wait_for(lambda: (path / "metrics.jsonl").is_file() and len(rows(path)) > 1)
+        (follower,) = children(running.pid)
+    finally:
+        running.kill()
+        running.wait()
+    wait_for(
+        lambda: not Path(f"/proc/{follower}").exists() or "State:\tZ" in Path(f"/proc/{follower}/status").read_text()
+    )
+
+
+def children(pid: int) -> list[int]:
+    """Processes that `pid` started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid:
+            found.append(int(path.parent.name))
+    return found
+
+
+def wait_for(condition) -> None:
+    """Up to two minutes."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.1)
