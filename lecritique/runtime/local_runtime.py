@@ -121,7 +121,8 @@ class LocalRuntime:
     def require_health(self) -> None:
         """Raise RoleFailure when a role has ended by itself, in a way that it could not report."""
         for role in self.roles:
-            if role.health != "running":
+            # One that has failed has said so, and its event says why.
+            if role.health not in ("running", "failed"):
                 raise RoleFailure(f"the {role.name} has {role.health} in the middle of the run.")
         if self.evaluator is not None and self.evaluator.failure is not None:
             raise RoleFailure(f"the value evaluator failed: {self.evaluator.failure}.") from self.evaluator.failure

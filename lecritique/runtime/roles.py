@@ -135,8 +135,8 @@ class ThreadRole(ABC):
                 self._take(wait=not busy)
                 busy = not self._stopping.is_set() and self._work()
         except Exception as error:  # the supervisor's boundary: whatever a role raises ends the run in order
-            self._failed = True
             self._on_failure(self.name, error)
+            self._failed = True  # whoever sees it failed finds the report
         finally:
             self._close()
 
