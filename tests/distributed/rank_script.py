@@ -21,13 +21,15 @@ from lecritique.distributed import checkpoints as checkpoints_module
 from lecritique.distributed.checkpoints import ShardedCheckpoints, load_sharded
 from lecritique.distributed.groups import Place, process_group
 from lecritique.distributed.sharding import shard
-from lecritique.distributed.together import Together
+from lecritique.distributed.together import Together, micro_batches_of
 from lecritique.distributed.weights import FileWeightStore, GatheredStore
 from lecritique.models.ranks import whole
+from lecritique.models.scoring import token_row
 from lecritique.models.weights import state_digest
 from lecritique.runs.checkpoints import Checkpoints
 from tests.distributed.rank_trainings import (
     CPU,
+    MAX_TOKENS,
     POLICY_LOSSES,
     VALUE_LOSSES,
     Batches,
@@ -202,6 +204,13 @@ def unsaved(batches: Batches, folder: Path, ranks: Together, failing: int, **how
     return {"problem": problem, "latest": latest == first, "third": third.name, "left": left}
 
 
+def idle_passes(batch: PolicyBatch) -> int:
+    """Forward passes that one process makes only because the other has one more."""
+    lengths = [token_row(member.trajectory).read_tokens for member in batch.members]
+    every = micro_batches_of(lengths, max_tokens=MAX_TOKENS, ranks=2)
+    return sum(not micro for batches in every for micro in batches)
+
+
 def in_ranks(rank: int, batches: Batches, folder: Path) -> dict[str, Any]:
     """Everything that two processes do."""
     with process_group(Place(rank=rank, ranks=2, local_rank=rank), CPU, meeting=folder / "meeting"):
@@ -243,7 +252,7 @@ def main(folder: Path) -> None:
     assert of_two is not None
     alone["two_on_one"] = resumed(batches, load_sharded(of_two))
     alone["tiny"] = state_digest(tiny(torch.float32).state_dict())
-    alone["tokens"] = [batch.action_tokens for batch in batches.policy]
+    alone["idle"] = [idle_passes(batch) for batch in batches.policy]
     (folder / "seen.json").write_text(json.dumps({"alone": alone, "ranks": ranks}), encoding="utf-8")
 
 

@@ -98,7 +98,8 @@ def test_shards_that_are_missing_or_misnamed_are_refused(tmp_path):
     path = Checkpoints(tmp_path).save(1, {"a": mark})
     with pytest.raises(CheckpointError, match=r"the shards of the checkpoint '.*' cannot be read"):
         load_sharded(path)
-    for broken in ({"dtype": "no_dtype"}, {"dtype": "load"}, {"shape": [-1]}, {"shape": "x"}):
-        path = Checkpoints(tmp_path).save(2, {"a": mark | broken})
+    marks = ({"dtype": "no_dtype"}, {"dtype": "load"}, {"shape": [-1]}, {"shape": "x"})
+    for step, broken in enumerate(marks, start=2):
+        path = Checkpoints(tmp_path).save(step, {"a": mark | broken})
         with pytest.raises(CheckpointError, match="cannot be read"):
             load_sharded(path)

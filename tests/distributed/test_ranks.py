@@ -47,6 +47,8 @@ def test_one_step_is_that_of_one_process_to_1e_6_and_twenty_to_1e_4(seen, name):
         assert len(rows) == len(alone) == 20
         assert judged(rows[0], alone[0]) < 1e-6
         assert max(judged(row, expected) for row, expected in zip(rows, alone, strict=True)) < 1e-4
+    if name != "bce":
+        assert alone[0]["sampler_gap_nats"] < 1e-4, "the trainer reads what was sampled as the sampler did"
     losses = [row["value_loss" if name == "bce" else "policy_loss"] for row in alone]
     assert min(map(abs, losses)) > 1e-3, "losses that are nearly 0 would compare nothing"
     # The same batches come again after four steps, and training has moved the loss on them.
@@ -62,6 +64,10 @@ def test_every_metric_of_two_steps_in_float64_is_that_of_one_process(seen, name)
             for metric, value in expected.items():
                 assert row[metric] == pytest.approx(value, rel=1e-5, abs=1e-9), metric
             assert judged(row, expected) < 1e-5
+
+
+def test_some_of_it_kept_step_without_rows(seen):
+    assert any(seen["alone"]["idle"]) and not all(seen["alone"]["idle"])
 
 
 def test_all_processes_say_the_same(seen):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,13 +19,18 @@ from lecritique.config.load import compose, load_recipe
 from lecritique.config.resume import allowed_changes
 from lecritique.core.errors import ConfigurationError
 from lecritique.distributed.leading import Leader
+from lecritique.models.loading import load_value_model
+from lecritique.models.weights import state_digest
 from lecritique.runs.checkpoints import Checkpoints
 from lecritique.runtime.build import build, load_base
+from lecritique.runtime.policies import load_policy
 from lecritique.runtime.resuming import resume
 from lecritique.runtime.training import train
+from lecritique.runtime.warm_start import load_critic
 from tests.integration.short_runs import SMALL, small_config, trained
 
 SET = [*SMALL, "run.steps=3", "runtime.dtype=float64", "runtime.loop=synchronous", "run.checkpoint_every=2"]
+PATIENCE_SECONDS = 300
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -64,6 +70,19 @@ def test_it_trains_as_one_process_does(run_of_two):
     assert_alike(rows(run_of_two), alone)
     assert max(abs(row["policy_loss"]) for row in alone) > 1e-3
     assert json.loads((run_of_two / "status.json").read_text())["state"] == "finished"
+
+
+def test_others_read_policy_and_critic_of_its_checkpoint(run_of_two, tmp_path):
+    """Of the last step: what is saved in the end, once in shards and once whole."""
+    checkpoint = run_of_two / "checkpoints" / "step-00000003"
+    policies = [load_policy(str(path), dtype=torch.float64, device="cpu") for path in (run_of_two, checkpoint)]
+    assert policies[0].step == policies[1].step == 3 and policies[0].digest == policies[1].digest
+    shutil.copytree(run_of_two / "checkpoints", tmp_path / "checkpoints")
+    critics = [load_value_model(run_of_two / "weights" / "critic") for _ in range(2)]
+    with torch.no_grad():
+        critics[1].head.weight.zero_()
+    load_critic(critics[1], tmp_path)
+    assert state_digest(critics[0].state_dict()) == state_digest(critics[1].state_dict())
 
 
 def test_its_checkpoint_goes_on_on_one_process(run_of_two, tmp_path):
@@ -118,42 +137,52 @@ def test_what_a_call_calls_in_turn_is_not_told_again(monkeypatch):
     assert [call[:2] for call in told] == [("policy", "step"), ("policy", "publish")] and not leader.broken
 
 
-@pytest.mark.slow
-def test_a_lost_process_ends_the_run_with_a_word_and_leaves_none_behind(tmp_path):
+@pytest.fixture
+def long_run(tmp_path):
+    """A run on two processes in the middle of its steps: its directory, rank 0 and the other process."""
     path = tmp_path / "run"
-    running = subprocess.Popen(
-        command("demo", "--arm", "pvf", *SET, "run.steps=1000", "runtime.ranks=2", "--out", str(path)),
-        env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        wait_for(lambda: (path / "metrics.jsonl").is_file() and len(rows(path)) > 1)
-        (follower,) = children(running.pid)
-        os.kill(follower, signal.SIGKILL)
-        _, errors = running.communicate(timeout=120)
-    finally:
-        running.kill()
-    assert running.returncode == 4, errors
-    assert "the training process of rank 1 has ended (exit code -9) while rank 0 called" in errors.replace("\n", " ")
+    with subprocess.Popen(
+        command("demo", "--arm", "pvf", *SET, "run.steps=100000", "runtime.ranks=2", "--out", str(path)),
+        env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    ) as running:  # fmt: skip
+        try:
+            wait_for(lambda: (path / "metrics.jsonl").is_file() and len(rows(path)) > 2)
+            (follower,) = children(running.pid)
+            yield path, running, follower
+        finally:
+            running.kill()
+
+
+@pytest.mark.slow
+def test_a_lost_process_ends_the_run_with_a_word(long_run):
+    path, running, follower = long_run
+    os.kill(follower, signal.SIGKILL)
+    said, _ = running.communicate(timeout=PATIENCE_SECONDS)
+    assert running.returncode == 4, said
+    assert "the training process of rank 1 has ended (exit code -9) while rank 0 called" in said.replace("\n", " ")
     assert json.loads((path / "status.json").read_text())["state"] == "failed"
     assert Checkpoints(path / "checkpoints").latest() is not None
 
 
 @pytest.mark.slow
-def test_the_others_end_with_a_rank_0_that_is_killed(tmp_path):
-    path = tmp_path / "run"
-    running = subprocess.Popen(
-        command("demo", "--arm", "pvf", *SET, "run.steps=1000", "runtime.ranks=2", "--out", str(path)),
-        env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        wait_for(lambda: (path / "metrics.jsonl").is_file() and len(rows(path)) > 1)
-        (follower,) = children(running.pid)
-    finally:
-        running.kill()
-        running.wait()
-    wait_for(
-        lambda: not Path(f"/proc/{follower}").exists() or "State:\tZ" in Path(f"/proc/{follower}/status").read_text()
-    )
+def test_the_others_end_with_a_rank_0_that_is_killed(long_run):
+    _, running, follower = long_run
+    running.kill()
+    running.wait()
+    wait_for(lambda: has_ended(follower))
+
+
+@pytest.mark.slow
+def test_an_interrupt_of_all_is_rank_0s_to_answer(long_run):
+    """As a terminal sends it, to the whole process group."""
+    path, running, follower = long_run
+    os.killpg(running.pid, signal.SIGINT)
+    said, _ = running.communicate(timeout=PATIENCE_SECONDS)
+    assert running.returncode == 130, said
+    status = json.loads((path / "status.json").read_text())
+    assert status["state"] == "interrupted" and has_ended(follower)
+    newest = Checkpoints(path / "checkpoints").latest()
+    assert newest.name == f"step-{status['step']:08d}" and "Traceback" not in said
 
 
 def children(pid: int) -> list[int]:
@@ -170,8 +199,16 @@ def children(pid: int) -> list[int]:
 
 
 def wait_for(condition) -> None:
-    """Up to two minutes."""
-    deadline = time.monotonic() + 120
+    """Not for ever."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.1)
+
+
+def has_ended(pid: int) -> bool:
+    """Gone, or waiting for its parent to take note."""
+    try:
+        return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return True
