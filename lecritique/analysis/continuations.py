@@ -315,11 +315,11 @@ def _read_part(file: Path, prefixes: Sequence[Prefix], continuations: int) -> li
         same = [(r["row"], r["fraction"], r["actions"]) for r in held] == [(*p.group_id, p.actions) for p in prefixes]
         whole = all(len(record[key]) == continuations for record in held for key in _KEYS)
         known = all(
-            error is not None or math.isfinite(reward)
+            (error is not None or math.isfinite(reward)) and type(tokens) is int and type(truncated) is bool
             for record in held
-            for reward, error in zip(record["reward"], record["error"], strict=True)
+            for reward, tokens, truncated, error in zip(*(record[key] for key in _KEYS), strict=True)
         )
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise DataError(f"'{file}' is no part of this study ({error!r}); remove it to sample it again.") from error
     if not (same and whole and known):
         raise DataError(f"'{file}' is no part of this study; remove it to sample it again.")

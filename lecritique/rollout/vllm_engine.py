@@ -16,6 +16,7 @@ import os
 import shutil
 import tempfile
 import threading
+import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -107,6 +108,8 @@ class VllmEngine:
         self._loss = "the engine is closed"
         self._closed = False
         self._folder = Path(tempfile.mkdtemp(prefix="lecritique-vllm-", dir=_roomy_folder(model)))
+        # Also where nobody closes: memory is not given back by itself.
+        self._remove_folder = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._replicas: list[ReplicaProcess] = []
         try:
             _write_model_folder(model, self._folder / "model")
@@ -171,7 +174,7 @@ class VllmEngine:
             process.ask_to_stop()
         for process in self._replicas:
             process.stop()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._remove_folder()
 
     def _publish(self, manifest: WeightManifest, state: State) -> None:
         """Write the weights aside, name them when they are whole, tell every replica."""

@@ -17,10 +17,10 @@ try:
     import vllm._custom_ops
     import vllm.model_executor.layers.utils
     from vllm import EngineArgs, SamplingParams, envs
+    from vllm.exceptions import VLLMValidationError
     from vllm.model_executor.layers.attention import Attention
     from vllm.platforms import current_platform
     from vllm.sampling_params import RequestOutputKind
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
     from vllm.v1.engine.llm_engine import LLMEngine
 except ImportError as error:
     raise ImportError(
@@ -50,13 +50,16 @@ class _PaddedHeads:
     """
 
     def __init__(self, attention: type[Attention]) -> None:
+        from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+        self._sizes = CPUAttentionBackend.get_supported_head_sizes()
         self._init, self._forward = attention.__init__, attention.forward
         attention.__init__ = lambda layer, *args, **options: self.init(layer, *args, **options)
         attention.forward = lambda layer, *args, **options: self.forward(layer, *args, **options)
 
     def init(self, layer: Any, num_heads: int, head_size: int, scale: float, *args: Any, **options: Any) -> None:
         """Make the layer for the next larger size; the scale is that of the model's own."""
-        sizes = [size for size in CPUAttentionBackend.get_supported_head_sizes() if size >= head_size]
+        sizes = [size for size in self._sizes if size >= head_size]
         self._init(layer, num_heads, min(sizes, default=head_size), scale, *args, **options)
         layer.own_head_size = head_size
 
@@ -148,6 +151,12 @@ class VllmDecoder:
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request; ValueError when vLLM refuses it."""
+        try:
+            self._add(request)
+        except VLLMValidationError as error:
+            raise ValueError(str(error)) from error
+
+    def _add(self, request: GenerateRequest) -> None:
         sampling = request.sampling
         params = SamplingParams(
             temperature=sampling.temperature,

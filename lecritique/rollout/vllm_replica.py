@@ -69,7 +69,9 @@ class ReplicaProcess:
         if server == SERVER:
             _require_vllm()
         mine, theirs = socket.socketpair()
-        environment = {**_VARIABLES, **os.environ, **variables, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        # Sampling has compiled parts that vLLM's own switch does not reach.
+        eager = {"TORCHDYNAMO_DISABLE": "1"} if settings.enforce_eager else {}
+        environment = {**_VARIABLES, **eager, **os.environ, **variables, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         with theirs, log.open("wb") as out:
             self._process = subprocess.Popen(
                 [sys.executable, *server, str(theirs.fileno())],

@@ -221,6 +221,10 @@ def main(descriptor: int) -> None:
     folder = Path(settings.model_folder).parent
     threading.Thread(target=_receive, args=(connection, inbox, folder), name="commands", daemon=True).start()
     run_replica(connection, inbox, settings)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # vLLM is closed; the interpreter's own end can hang in what its libraries have left behind.
+    os._exit(0)
 
 
 if __name__ == "__main__":

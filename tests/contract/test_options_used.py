@@ -13,8 +13,12 @@ from pydantic import BaseModel
 from lecritique.config.base import Config
 from lecritique.config.load import Recipe, compose
 from lecritique.config.schema import RunConfig
+from lecritique.models.loading import load_causal_lm
+from lecritique.models.weights import MemoryWeightStore
+from lecritique.rollout.vllm_messages import ReplicaSettings
 from lecritique.runs.directory import RunDirectory
 from lecritique.runtime.build import build, load_base
+from lecritique.runtime.engines import vllm_engine
 from lecritique.runtime.training import train
 from tests.integration.short_runs import small_config
 
@@ -102,7 +106,22 @@ def read(tmp_path_factory) -> set[tuple[str, str]]:
             base = load_base(config)
             directory = RunDirectory.create(tmp_path_factory.mktemp(arm) / "run", base.config)
             train(build(base), directory)
+        start_vllm()
     return seen
+
+
+def start_vllm() -> None:
+    """As a run does it, but for the processes."""
+
+    class Silent:
+        def __init__(self, settings: ReplicaSettings, **rest: Any) -> None: ...
+
+        wait_until_ready = send = stop = lambda self, *rest: None
+        ask_to_stop = stop
+
+    config = small_config("runtime.engine.type=vllm")
+    model = load_causal_lm(config.model.name).model
+    vllm_engine(model, MemoryWeightStore(), config, max_length=64, start=Silent).close()
 
 
 def own_task_config(*overrides: str) -> RunConfig:
