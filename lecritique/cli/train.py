@@ -75,7 +75,9 @@ def train(
         return
     from lecritique.runs.directory import RunDirectory
     from lecritique.runtime.build import build, load_base
+    from lecritique.runtime.engines import require_engine
 
+    require_engine(config)
     base = load_base(config)
     _prepare(base)
     place = out or _default_out(recipe, base.config.preset or "custom")

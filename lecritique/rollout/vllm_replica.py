@@ -29,7 +29,8 @@ _VARIABLES = {
 SERVER = ("-m", "lecritique.rollout.vllm_server")
 
 
-def _require_vllm() -> None:
+def require_vllm() -> None:
+    """Raise ConfigurationError when vLLM is not installed."""
     if importlib.util.find_spec("vllm") is None:
         raise ConfigurationError("'runtime.engine.type' = 'vllm' needs the extra vllm: pip install 'lecritique[vllm]'.")
 
@@ -67,7 +68,7 @@ class ReplicaProcess:
         self._sending = threading.Lock()
         self._ended = False
         if server == SERVER:
-            _require_vllm()
+            require_vllm()
         mine, theirs = socket.socketpair()
         # Sampling has compiled parts that vLLM's own switch does not reach.
         eager = {"TORCHDYNAMO_DISABLE": "1"} if settings.enforce_eager else {}

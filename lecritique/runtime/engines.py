@@ -15,7 +15,13 @@ from lecritique.models.weights import WeightStore
 from lecritique.rollout.engine import EmbeddedEngine, Engine
 from lecritique.rollout.vllm_engine import VllmEngine
 from lecritique.rollout.vllm_messages import ReplicaSettings
-from lecritique.rollout.vllm_replica import ReplicaProcess
+from lecritique.rollout.vllm_replica import ReplicaProcess, require_vllm
+
+
+def require_engine(config: RunConfig) -> None:
+    """Raise ConfigurationError when the engine is not installed: before a run has a directory."""
+    if isinstance(config.runtime.engine, Vllm):
+        require_vllm()
 
 
 def configured_engine(model: Any, store: WeightStore, config: RunConfig, *, max_length: int) -> Engine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 
 import pytest
@@ -138,6 +139,13 @@ def test_a_missing_extra_is_named_before_anything_is_written(ask, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     answer = ask("train", "demo", *SHORT, "run.sinks=['tensorboard']", "--out", "new")
     require_one_sentence(answer, "lecritique[tensorboard]")
+
+
+def test_a_missing_engine_is_named_before_anything_is_written(ask, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "vllm" else find(name, *rest))
+    answer = ask("train", "demo", *SHORT, "runtime.engine.type=vllm", "--out", "new")
+    require_one_sentence(answer, "'runtime.engine.type' = 'vllm'", "lecritique[vllm]")
 
 
 def test_a_process_of_its_own_says_the_same(tmp_path):
