@@ -135,7 +135,9 @@ def _difference(a: Seeds, b: Seeds) -> dict[str, Any]:
 def _both(a: Seeds, b: Seeds) -> list[tuple[float, float]]:
     """The seeds for which both arms have a number; what a broken run wrote beyond all measure is none."""
     return [
-        (x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None and max(abs(x), abs(y)) < _LARGEST
+        (x, y)
+        for x, y in zip(a, b, strict=True)
+        if x is not None and y is not None and abs(x) < _LARGEST and abs(y) < _LARGEST
     ]
 
 

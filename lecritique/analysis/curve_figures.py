@@ -219,7 +219,12 @@ def _seed_curve(
 
 
 def _over_seeds(arm: str, index: int, seeds: Sequence[SeedCurve], *, by_step: bool, series: str, light: bool) -> Curve:
-    if by_step:
+    counts = {len(seed.x) for seed in seeds}
+    if by_step and len(counts) == 1 and not any(np.isin(seeds[0].x, seed.x).any() for seed in seeds[1:]):
+        # Runs of a budget end, and are measured, at steps of their own: the i-th measurements belong together.
+        x = np.mean([seed.x for seed in seeds], axis=0)
+        y_SN, raw_SN = np.stack([seed.y for seed in seeds]), np.stack([seed.raw for seed in seeds])
+    elif by_step:
         x = np.unique(np.concatenate([seed.x for seed in seeds]))
         y_SN, raw_SN = np.full((2, len(seeds), len(x)), np.nan)
         for row, seed in enumerate(seeds):

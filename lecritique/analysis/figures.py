@@ -34,6 +34,8 @@ SIZE = (4.6, 2.9)
 SMALL = (3.5, 2.35)
 _FEW_ARMS = 6
 _LOWEST_EV = -0.5
+# What a broken run wrote beyond this runs off the picture: the length of an axis must be a number.
+_FARTHEST = 1e100
 _PRINT_DPI = 220
 _LEGEND_ROW = 0.205  # inches
 _LEGEND_NAME = 26
@@ -217,6 +219,7 @@ def limit_y(ax: Axes, values: NDArray[np.float64], base: float | None = None, *,
     low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
     if base is not None:
         low, high = min(low, base), max(high, base)
+    low, high = max(low, -_FARTHEST), min(high, _FARTHEST)
     if floor:  # an untrained critic can be arbitrarily bad; its first steps must not flatten the rest
         low, high = max(min(low, 0.0), _LOWEST_EV), max(high, 0.1)
     if high - low <= 1e-9 * max(abs(low), abs(high), 1.0):  # a flat line gets an axis that says so

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -157,7 +158,7 @@ def load_comparison(directory: str | Path) -> Comparison:
     declared = load_declared(path)
     if declared is None:
         if not (path / "config.json").exists():
-            raise DataError(f"{path} has neither compare.json (a comparison) nor config.json (a run)")
+            raise DataError(f"'{path}' has neither compare.json (a comparison) nor config.json (a run).")
         run = load_run(path)
         return Comparison(
             path=path,
@@ -209,7 +210,8 @@ def started_runs(directory: Path, declared: Declared) -> Iterator[tuple[str, int
     for arm in declared.arms:
         for seed in declared.seeds:
             folder = directory / arm / f"seed-{seed}"
-            if (folder / "config.json").exists():
+            # A name that the file system cannot have is no run either; `Path.exists` would raise.
+            if os.path.exists(folder / "config.json"):
                 yield arm, seed, folder
 
 

@@ -24,6 +24,9 @@ _FLOATS = (
     "value_targets",
 )  # fmt: skip
 _PER_TOKEN = ("token_text", "token_ids", "turn_index", *_FLOATS)
+_TEXTS = ("task_id", "status", "estimator", "prompt", "context", "token_text")
+_NUMBERS = ("reward", "baseline", "rho", *_FLOATS)
+_WHOLE = ("step", "row", "attempt", "member", "segment_index", "value_version", "turn_index", "token_ids")
 # What is raised when a file is not what it should be: by pyarrow, and by numbers and texts that are none.
 MISFITS = (OSError, pa.ArrowException, ValueError, TypeError, OverflowError)
 
@@ -70,6 +73,7 @@ class RolloutTable:
     def __init__(self, path: Path, table: pa.Table) -> None:
         self.path = path
         self._table = table
+        self._check_kinds()
         self._check_lengths()
 
     def __len__(self) -> int:
@@ -137,8 +141,19 @@ class RolloutTable:
             yield episode, [index for _, index in sorted(segments)]
 
     def rollout(self, index: int) -> SavedRollout:
-        """Row `index` as an object."""
-        record = {name: values[0] for name, values in self._table.slice(index, 1).to_pydict().items()}
+        """Row `index` as an object.
+
+        Raises:
+            DataError: its text is not UTF-8, or its numbers are none.
+        """
+        try:
+            record = {name: values[0] for name, values in self._table.slice(index, 1).to_pydict().items()}
+            return self._object(record)
+        except MISFITS as error:
+            raise unreadable(self.path, error) from error
+
+    @staticmethod
+    def _object(record: dict[str, Any]) -> SavedRollout:
         return SavedRollout(
             step=record["step"],
             row=record["row"],
@@ -160,6 +175,24 @@ class RolloutTable:
             **{name: _optional(record.get(name)) for name in _FLOATS},
         )
 
+    def _check_kinds(self) -> None:
+        """Columns hold what their names say, so that nothing else gets into a page or its numbers."""
+        for names, fits, expected in (
+            (_TEXTS, _is_text, "text"),
+            (_NUMBERS, _is_number, "numbers"),
+            (_WHOLE, pa.types.is_integer, "whole numbers"),
+        ):
+            for name in names:
+                if name not in self._table.column_names:
+                    continue
+                kind = self._table.schema.field(name).type
+                entry = kind.value_type if name in _PER_TOKEN and _is_list(kind) else kind
+                if not (pa.types.is_null(entry) or fits(entry)):
+                    raise DataError(f"{self.path}: column {name} is {kind}, expected {expected}")
+        for name in _REQUIRED[:5]:
+            if name in self._table.column_names and self._table.column(name).null_count:
+                raise DataError(f"{self.path}: column {name} has rows without a number")
+
     def _check_lengths(self) -> None:
         tokens = _lengths(self._column_of_lists("action_mask"))
         for name in _PER_TOKEN:
@@ -176,7 +209,7 @@ class RolloutTable:
 
     def _column_of_lists(self, name: str) -> pa.ListArray:
         column = _combined(self._table.column(name))
-        if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+        if not _is_list(column.type):
             if pa.types.is_null(column.type):
                 return pa.array([None] * len(self), type=pa.list_(pa.float64()))
             raise DataError(f"{self.path}: column {name} is {column.type}, expected a list per row")
@@ -262,6 +295,20 @@ def unreadable(path: Path, error: Exception) -> DataError:
     """One of `MISFITS` in one sentence that names the file."""
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     return DataError(f"{path}: not a readable Parquet file ({reason})")
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        return _is_text(kind.value_type)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
 
 
 def _combined(column: pa.ChunkedArray) -> pa.Array:

@@ -17,7 +17,7 @@ from lecritique.cli.train import Overrides, RecipeArgument
 from lecritique.config.comparison import budget_of, compare_section
 from lecritique.config.explain import nearest
 from lecritique.config.load import arm_names, load_recipe
-from lecritique.core.errors import EXIT_OK, EXIT_ROLE_FAILED, ConfigurationError
+from lecritique.core.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_ROLE_FAILED, ConfigurationError
 from lecritique.core.spending import UNITS
 
 if TYPE_CHECKING:
@@ -35,9 +35,14 @@ def compare(
         ),
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option(help="Seeds, separated by commas; arms share data order by seed. By default 0.")
+        str | None,
+        typer.Option(
+            help="Seeds, separated by commas; arms share data order by seed. By default what the recipe says, else 0."
+        ),
     ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time, by default 1.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time, by default what the recipe says, else 1.")
+    ] = None,
     cores: Annotated[
         int | None, typer.Option(min=1, help="Cores that they share, by default all that this process may use.")
     ] = None,
@@ -91,8 +96,11 @@ def compare(
         soft_wrap=True,
     )
     if comparison.jobs:
-        with _Watch(comparison) as watch:
-            codes = run(comparison, jobs=at_once, cores=on_cores, watch=watch.show)
+        try:
+            with _Watch(comparison) as watch:
+                codes = run(comparison, jobs=at_once, cores=on_cores, watch=watch.show)
+        except KeyboardInterrupt:
+            fail(f"interrupted; the same call with '--out {comparison.out}' goes on from there.", EXIT_INTERRUPTED)
     else:
         codes = run(comparison, jobs=at_once, cores=on_cores, watch=lambda running, ended: None)
     _finish(comparison, codes)

@@ -128,14 +128,17 @@ def _critic_arithmetic(config: RunConfig, minibatch: int) -> Iterator[str]:
         return
     critic, replay = config.critic, config.critic.replay
     if isinstance(critic.schedule, TrainThenScore):
+        passes = size // minibatch
         when = "before it is scored" if critic.schedule.pre_update else "after the policy"
         yield (
-            f"Critic: {size // minibatch} updates of {minibatch} rollouts a step, one epoch of the batch {when}, "
-            f"context {critic.context.type}."
+            f"Critic: {passes} update{'s' * (passes != 1)} of {minibatch} rollouts a step, "
+            f"one epoch of the batch {when}, context {critic.context.type}."
         )
     else:
+        a_step = critic.updates_per_policy_step
+        updates = "1 update" if a_step == 1 else f"{a_step:g} updates"
         yield (
-            f"Critic: {critic.updates_per_policy_step:g} updates of {replay.batch_size} rollouts a step, each rollout "
+            f"Critic: {updates} of {replay.batch_size} rollouts a step, each rollout "
             f"at most {replay.max_uses} times, {replay.capacity} held, context {critic.context.type}."
         )
     if critic.init:

@@ -119,7 +119,7 @@ def _cells(figures: dict[str, Any], k: int) -> list[str]:
         str(figures["problems"]),
         str(k),
         number(figures["score"]),
-        f"{number(low)}-{number(high)}",
+        f"{number(low)} to {number(high)}",
         number(figures["pass_at_k"].get(str(k))),
         str(figures["truncated"]),
         str(figures["unread"]) if figures["readable"] else "-",

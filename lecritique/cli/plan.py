@@ -18,7 +18,7 @@ from lecritique.config.load import Recipe, compose, load_recipe, parse_override
 from lecritique.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from lecritique.planning.plans import Planner
+    from lecritique.planning.plans import Planner, SynchronousPlan
     from lecritique.planning.roofline import Efficiency
 
 _STEPS, _SKIPPED = 60, 20
@@ -55,6 +55,9 @@ def plan(
     source = load_recipe(recipe)
     cluster, efficiency = _assumptions(source, assume or [])
     planner = _planner(source, arm, overrides or [], cluster, efficiency, gpus)
+    if planner.shape.partial_layers:
+        layers = ", ".join(planner.shape.partial_layers)
+        console.print(f"Model: it has layers of {layers}, which this version refuses to run.", soft_wrap=True)
     for line in placed_roles(planner.config, planner.shape, planner.placement):
         console.print(line, soft_wrap=True)
     console.print(
@@ -63,7 +66,13 @@ def plan(
         soft_wrap=True,
     )
     if planner.config.runtime.loop == "synchronous":
-        console.print(_phases(planner, cluster))
+        planned = planner.synchronous()
+        console.print(_phases(planned, cluster))
+        console.print(
+            f"{planned.tokens_per_second:,.0f} tok/s; while rollouts are played, engines are idle "
+            f"{planned.rollout_idle:.0%} of the time, waiting for the longest.",
+            soft_wrap=True,
+        )
         return
     sizes = _group_sizes(group_sizes, planner.config.rollout.group_size)
     table, notes = _asynchronous_table(source, arm, overrides or [], cluster, efficiency, gpus, sizes, steps)
@@ -141,9 +150,9 @@ def _asynchronous_table(
     return table, notes
 
 
-def _phases(planner: Planner, cluster: Cluster) -> Table:
+def _phases(planned: SynchronousPlan, cluster: Cluster) -> Table:
     """Seconds of each phase of a synchronous step, beside what the recipe's paper printed."""
-    planned, published = planner.synchronous(), dict(cluster.published_seconds)
+    published = dict(cluster.published_seconds)
     table = Table()
     table.add_column("phase")
     for heading in ("planned s", "published s", "ratio") if published else ("planned s",):
@@ -159,10 +168,6 @@ def _phases(planner: Planner, cluster: Cluster) -> Table:
             ratio = None if seconds is None or not printed else seconds / printed
             cells += ["-" if printed is None else f"{printed:.1f}", "-" if ratio is None else f"{ratio:.2f}"]
         table.add_row(phase, *cells, end_section=phase == "step")
-    table.caption = (
-        f"{planned.tokens_per_second:,.0f} tok/s; while rollouts are played, engines are idle "
-        f"{planned.rollout_idle:.0%} of the time, waiting for the longest"
-    )
     return table
 
 

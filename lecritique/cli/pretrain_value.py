@@ -130,7 +130,7 @@ def summary_table(summary: dict[str, Any]) -> Table:
     ends = []
     for figures in variants.values():
         ev = figures["explained_variance"]
-        ends += [f"{number(ev['low'])}-{number(ev['high'])}", f"{figures['seconds']:.0f} s"]
+        ends += [f"{number(ev['low'])} to {number(ev['high'])}", f"{figures['seconds']:.0f} s"]
     table.add_section()
     table.add_row("95%", *ends)
     return table

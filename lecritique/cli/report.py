@@ -13,7 +13,10 @@ from lecritique.core.errors import ConfigurationError
 
 def report(
     directory: Annotated[
-        Path, typer.Argument(help="A run, a comparison or a folder of pretrain-value; it may still be running.")
+        Path,
+        typer.Argument(
+            metavar="DIRECTORY", help="A run, a comparison or a folder of pretrain-value; it may still be running."
+        ),
     ],
     out: Annotated[Path | None, typer.Option(help="The page to write; by default DIRECTORY/report.html.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Also write a compact PNG here.")] = None,

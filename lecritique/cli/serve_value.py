@@ -15,7 +15,9 @@ from lecritique.core.errors import ConfigurationError
 def serve_value(
     checkpoint: Annotated[
         Path,
-        typer.Argument(help="A run directory, its weights folder, or a folder with value_model.safetensors."),
+        typer.Argument(
+            metavar="CHECKPOINT", help="A run directory, its weights folder, or a folder with value_model.safetensors."
+        ),
     ],
     host: Annotated[str, typer.Option(help="Address to listen on; others than loopback need a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free port and prints it.")] = 8123,

@@ -27,10 +27,10 @@ NARROW = 100
 @tasks.command("list")
 def list_tasks() -> None:
     """Name the built-in tasks."""
-    from lecritique.tasks.registry import options_model, task_names
+    from lecritique.tasks.registry import class_of, task_names
 
     for name in task_names():
-        text = (options_model(name).__doc__ or "").strip().splitlines()
+        text = (class_of(name).__doc__ or "").strip().splitlines()
         console.print(f"[bold]{name}[/bold]  {escape(text[0]) if text else ''}", soft_wrap=True, markup=True)
     console.print("Options and an example: lecritique tasks show NAME", soft_wrap=True)
 
@@ -52,8 +52,9 @@ def show_task(
     """
     from lecritique.tasks.registry import load_environment, options_model
 
+    fields = options_model(name).model_fields
     console.print("[bold]options[/bold]", markup=True)
-    for key, field in options_model(name).model_fields.items():
+    for key, field in fields.items():
         text = " ".join((field.description or "").split())
         console.print(f"  task.{key} = {field.default!r}  {text}", soft_wrap=True, markup=False)
     _show_row(load_environment(name, parsed(options)), name, row)

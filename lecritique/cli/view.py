@@ -13,7 +13,10 @@ from lecritique.core.errors import ConfigurationError
 
 
 def view(
-    directory: Annotated[Path, typer.Argument(help="A run, a comparison, or a directory that holds several of these.")],
+    directory: Annotated[
+        Path,
+        typer.Argument(metavar="DIRECTORY", help="A run, a comparison, or a directory that holds several of these."),
+    ],
     host: Annotated[
         str, typer.Option(help="Address to listen on; at others than loopback everyone who reaches it can read.")
     ] = "127.0.0.1",

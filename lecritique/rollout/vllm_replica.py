@@ -26,7 +26,7 @@ _VARIABLES = {
     # vLLM would bind the threads of all replicas and of the trainer to the same cores.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
-SERVER = ("-m", "lecritique.rollout.vllm_server")
+SERVER = ("-P", "-m", "lecritique.rollout.vllm_server")
 
 
 def require_vllm() -> None:

@@ -10,17 +10,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from lecritique.config.comparison import budget_overrides, budget_unit
 from lecritique.config.load import Recipe, compose, parse_override
 from lecritique.config.resolve import differences
 from lecritique.config.schema import BudgetSection, RunConfig
-from lecritique.core.errors import ConfigurationError
+from lecritique.core.errors import EXIT_OK, ConfigurationError
 from lecritique.core.metrics import null_if_undefined
 from lecritique.runs.checkpoints import FOLDER as CHECKPOINTS
 from lecritique.runs.checkpoints import Checkpoints
-from lecritique.runs.directory import is_being_written, read_status, write_json
+from lecritique.runs.directory import is_being_written, locked, read_status, write_json
 from lecritique.runtime.base_reward import base_reward
 from lecritique.runtime.build import Base, load_base, resolved_against
 from lecritique.runtime.parent import named_parent
@@ -30,6 +30,7 @@ from lecritique.runtime.threads import available_cores, thread_environment
 BASE_ROLLOUTS = 512
 # A run that is asked to stop finishes its step and saves a checkpoint first.
 SECONDS_TO_STOP = 60.0
+_LOCK = ".lock"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +106,7 @@ def plan(
         job(arm, seed)
         for seed in every_seed
         for arm in every_arm
-        if (out / arm / f"seed-{seed}" / "config.json").is_file()
+        if os.path.isfile(out / arm / f"seed-{seed}" / "config.json")
     ]
     # Runs that are not asked for now are compared too: nothing of another configuration gets into one report.
     for held in earlier:
@@ -168,8 +169,21 @@ def run(
     """Run what is left, `jobs` at a time on `cores` (by default all there are); exit codes by job name.
 
     `watch` is called a few times a second with the running and the ended jobs.
+
+    Raises:
+        ConfigurationError: another comparison is writing here, or one of the runs is being written.
     """
-    comparison.out.mkdir(parents=True, exist_ok=True)
+    lock = _held(comparison.out)
+    try:
+        return _run(comparison, jobs=jobs, watch=watch, cores=cores)
+    finally:
+        if lock is not None:
+            lock.close()
+
+
+def _run(
+    comparison: Plan, *, jobs: int, watch: Callable[[Sequence[Job], Sequence[Job]], None], cores: int | None
+) -> dict[str, int]:
     write_json(comparison.out / "compare.json", comparison.record)
     cores = cores or available_cores()
     waiting = list(comparison.jobs)
@@ -180,6 +194,10 @@ def run(
         while waiting or running:
             while waiting and len(running) < jobs:
                 job = waiting.pop(0)
+                if read_status(job.path) == "finished":  # by another comparison, since this one was planned
+                    codes[job.name] = EXIT_OK
+                    ended.append(job)
+                    continue
                 threads = thread_environment(job.parameters, cores=cores, jobs=jobs)
                 running[job.name] = (job, _start(job, comparison.out, threads))
             time.sleep(0.25)
@@ -191,6 +209,20 @@ def run(
     finally:
         _end([process for _, process in running.values()])
     return codes
+
+
+def _held(out: Path) -> BinaryIO | None:
+    """The comparison's directory for this process alone: two at once would start the same runs and lose each other's
+    arms and seeds in the record.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    (out / _LOCK).touch()
+    try:
+        return locked(out / _LOCK)
+    except BlockingIOError as error:
+        raise ConfigurationError(
+            f"'{out}' is being written by another comparison; wait for it, end it, or choose another --out."
+        ) from error
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -214,7 +246,8 @@ def log_path(out: Path, job: Job) -> Path:
 
 def _command(recipe: str, overrides: Sequence[str], arm: str, seed: int, path: Path) -> tuple[str, ...]:
     return (
-        *(sys.executable, "-m", "lecritique", "train", recipe, *overrides, f"run.seed={seed}"),
+        # -P: a file beside the user that is named like a module of ours or of torch's is not imported in its place.
+        *(sys.executable, "-P", "-m", "lecritique", "train", recipe, *overrides, f"run.seed={seed}"),
         *("--arm", arm, "--out", str(path)),
     )
 
@@ -243,7 +276,7 @@ def _known(out: Path, recipe: str) -> dict[str, Any]:
     above = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):  # before anything costs time
         raise ConfigurationError(f"'{out}' cannot be made or written to; choose another --out.")
-    if not out.exists() or not any(out.iterdir()):
+    if not out.exists() or not any(entry.name != _LOCK for entry in out.iterdir()):
         return {}
     path = out / "compare.json"
     if not path.is_file():
@@ -299,7 +332,7 @@ def _start(job: Job, out: Path, threads: Mapping[str, str]) -> subprocess.Popen[
         _require_idle(job)
         resumes = Checkpoints(job.path / CHECKPOINTS).latest() is not None
         if resumes:  # of the same configuration, which `plan` has checked
-            command = (sys.executable, "-m", "lecritique", "train", "--resume", str(job.path))
+            command = (sys.executable, "-P", "-m", "lecritique", "train", "--resume", str(job.path))
         else:
             _set_aside(job.path)
     log = log_path(out, job)

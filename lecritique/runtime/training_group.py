@@ -145,7 +145,7 @@ def training_group(config: RunConfig) -> Iterator[TrainingGroup | None]:
 
 
 def _command(folder: Path, rank: int) -> list[str]:
-    return [sys.executable, "-m", "lecritique.runtime.following", str(folder), str(rank)]
+    return [sys.executable, "-P", "-m", "lecritique.runtime.following", str(folder), str(rank)]
 
 
 def _environment() -> dict[str, str]:

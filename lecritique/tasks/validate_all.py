@@ -152,7 +152,7 @@ class _Process:
         work = {"jobs": [{**asdict(job), "options": dict(job.options)} for job in jobs], "items": items,
                 "junk_items": junk_items}  # fmt: skip
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, json.dumps(work)],
+            [sys.executable, "-P", "-m", __name__, json.dumps(work)],
             env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -58,7 +58,7 @@ const curveView = (() => {
     return { low: low - pad, high: high + pad, off };
   }
 
-  // arms: [{label, colour, runs: [{seed, steps, values}]}]
+  // arms: [{label, colour, dash, runs: [{seed, steps, values}]}]
   function draw(box, spec, arms, close) {
     const known = arms.map((arm) => ({ ...arm, mean: meanOver(arm.runs) })).filter((arm) => arm.mean.steps.length);
     const title = make("h3", spec.name.replaceAll("_", " ") + (spec.unit && spec.unit !== spec.name ? ` (${spec.unit})` : ""));
@@ -98,7 +98,7 @@ const curveView = (() => {
       lines.append(shape("path", { d: path, "stroke-linecap": "round", ...attributes }));
     };
     for (const arm of known) if (arm.runs.length > 1) for (const run of arm.runs) line(run, { stroke: `var(${arm.colour})`, "stroke-width": 1, opacity: 0.4 });
-    for (const arm of known) line(arm.mean, { stroke: `var(${arm.colour})`, "stroke-width": 2.2 });
+    for (const arm of known) line(arm.mean, { stroke: `var(${arm.colour})`, "stroke-width": 2.2, "stroke-dasharray": arm.dash, "stroke-linecap": arm.dash === "none" ? "round" : "butt" });
     const cursor = shape("path", { stroke: "var(--ink)", "stroke-width": 1, d: "" });
     svg.append(frame, lines, cursor);
     const told = spec.text + (off ? (spec.text ? "; " : "") + "a few points run off the edge" : "");

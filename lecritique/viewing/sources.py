@@ -79,11 +79,16 @@ def _candidates(directory: Path) -> Iterator[Path]:
         below: list[Path] = []
         for folder in level:
             seen += 1
-            if (folder / "compare.json").exists() or (folder / "config.json").exists():
+            if os.path.exists(folder / "compare.json") or os.path.exists(folder / "config.json"):
                 yield folder
             elif depth < _DEPTH and seen + len(below) < _FOLDERS:
-                below += _folders(folder)
+                below += (each for each in _folders(folder) if not _leads_up(each))
         level = below
+
+
+def _leads_up(folder: Path) -> bool:
+    """Whether it is a link to a folder that holds it: all that is there would be shown again."""
+    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -1,9 +1,11 @@
 "use strict";
 // The live page. What is selected stands in the address after '#', so that a link leads back to it.
 (() => {
-  const { COLOURS, make, show, available, buttons, pairs, facts, trace, scaleBar, text, pointing } = tokenView;
+  const { COLOURS, make, shape, show, available, buttons, pairs, facts, trace, scaleBar, text, pointing } = tokenView;
   const at = (id) => document.getElementById(id);
   const LOOK_AGAIN_MS = 1500, PAGE_SIZE = 25, ARM_COLOURS = 7;
+  // Of the second round of colours and later ones, as in the report.
+  const DASHES = ["none", "6 2.5", "2.5 2.5", "9 2.5 2.5 2.5"];
   const USUAL = ["reward", "explained_variance", "rho", "tokens_per_second", "staleness_mean"];
   const FILTERS = ["text", "run", "status", "least_reward", "most_reward", "least_step", "most_step", "order"];
 
@@ -58,17 +60,19 @@
   const runLabel = (run) => (Object.keys(overview.collections).length > 1 && run.collection !== run.key
     ? `${overview.collections[run.collection] || run.collection} · ${run.arm}` : Object.keys(overview.collections).length > 1
       ? overview.collections[run.collection] || run.key : run.arm);
-  function armsOf(runs) {
-    const labels = [...new Set(overview.runs.map(runLabel))];
-    return [...new Set(runs.map(runLabel))].map((label) => ({
-      label, colour: `--arm-${labels.indexOf(label) % ARM_COLOURS}`, runs: runs.filter((run) => runLabel(run) === label),
-    }));
+  function lookOf(label) {
+    const place = [...new Set(overview.runs.map(runLabel))].indexOf(label), round = Math.floor(place / ARM_COLOURS);
+    return { colour: `--arm-${place % ARM_COLOURS}`, dash: DASHES[round % DASHES.length] };
   }
+  const armsOf = (runs) => [...new Set(runs.map(runLabel))].map((label) => ({
+    label, ...lookOf(label), runs: runs.filter((run) => runLabel(run) === label),
+  }));
   function armNode(label) {
-    const node = make("span", undefined, "arm"), dot = make("i");
-    const labels = [...new Set(overview.runs.map(runLabel))];
-    dot.style.setProperty("--c", `var(--arm-${labels.indexOf(label) % ARM_COLOURS})`);
-    node.append(dot, make("span", label));
+    const node = make("span", undefined, "arm"), { colour: of, dash } = lookOf(label);
+    const swatch = dash === "none" ? make("i") : shape("svg", { class: "swatch", viewBox: "0 0 26 10", "aria-hidden": "true" });
+    if (dash !== "none") swatch.append(shape("path", { d: "M1 5H25", "stroke-dasharray": dash }));
+    swatch.style.setProperty("--c", `var(${of})`);
+    node.append(swatch, make("span", label));
     return node;
   }
   const shownRuns = () => overview.runs.filter((run) => !selected.get("of") || run.collection === selected.get("of"));

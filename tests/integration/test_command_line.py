@@ -70,7 +70,7 @@ def test_a_dry_run_prints_the_resolved_configuration_and_writes_nothing(capfd, m
     rest = answer.out[end:]
     steps = printed["run"]["steps"]
     assert f"64 rollouts = 16 groups of 4; {steps} steps = {steps * 64:,} rollouts of sudoku." in rest
-    assert "1 updates of 64 rollouts a step, each rollout at most 2 times, 128 held, context reference" in rest
+    assert "1 update of 64 rollouts a step, each rollout at most 2 times, 128 held, context reference" in rest
     assert "Memory: engine" in rest and "value trainer" in rest
 
 

@@ -256,7 +256,7 @@ def test_an_interrupted_comparison_ends_its_runs_and_can_be_taken_up(tmp_path):
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     answer = finish(process, timeout=60)
-    require_one_sentence(answer, "interrupted", code=130)
+    require_one_sentence(answer, "goes on from there", code=130)
     assert [read_status(run) for run in runs] == ["interrupted", "interrupted"]
     assert processes_of(out) == []
     assert record(out, "compare.json")["arms"] == ["mean", "value"]
@@ -292,3 +292,10 @@ def test_every_arm_is_checked_before_anything_starts(tmp_path):
     with pytest.raises(ConfigurationError, match=r"rollout\.group_size"):
         plan(**arguments, arms=["value", "mean"], overrides=["rollout.group_size=1", "critic.warmup=discard"])
     assert os.listdir(tmp_path) == []
+
+
+def test_a_file_in_the_working_directory_takes_no_modules_place(capfd, monkeypatch, tmp_path):
+    (tmp_path / "torch.py").write_text("raise RuntimeError('not yours')")
+    monkeypatch.chdir(tmp_path)
+    answer = call(capfd, monkeypatch, "compare", "demo", *SHORT, "--arms", "mean", "--out", "out")
+    assert answer.code == 0, answer

@@ -52,6 +52,17 @@ def test_a_synchronous_recipe_is_compared_with_what_its_paper_printed(plan):
     assert float(rows["step"][2]) == pytest.approx(planned["step"] / 412.28, abs=0.006)
     own = plan("knights")  # nothing is published for it
     assert own.code == 0 and "ratio" not in own.out
+    # A sentence of its own, not wrapped into the narrow table's width.
+    assert re.search(r"^[\d,]+ tok/s; .* waiting for the longest\.$", own.out, re.MULTILINE)
+
+
+def test_it_says_when_the_model_would_not_run(plan):
+    answer = plan("minif2f", "--steps", "25", "--group-sizes", "4")
+    assert (
+        answer.code == 0
+        and "Model: it has layers of linear_attention, which this version refuses to run." in answer.out
+    )
+    assert "refuses" not in plan("codeio", "--steps", "25", "--group-sizes", "4").out
 
 
 def test_other_gpus_and_other_assumptions(plan):

@@ -94,7 +94,16 @@ def test_the_same_call_goes_on_where_it_stopped_and_another_is_refused(study, mo
     part = next((study / "continuations").glob("part-*.json"))
     kept = part.read_text()
     try:
-        for damaged in ("[]", "{", kept.replace('"actions": 1', '"actions": 2', 1), kept.replace('"tokens"', '"t"')):
+        first = json.loads(kept)
+        first[0] |= {"tokens": ["1", "2"]}
+        second = json.loads(kept)
+        second[0] |= {"truncated": ["no", "no"]}
+        third = json.loads(kept)
+        third[0] |= {"reward": [10**400, 0]}
+        for damaged in (
+            *("[]", "{", kept.replace('"actions": 1', '"actions": 2', 1), kept.replace('"tokens"', '"t"')),
+            *map(json.dumps, (first, second, third)),
+        ):
             part.write_text(damaged)
             refused = invoke(*call)
             assert isinstance(refused.exception, DataError) and "remove it" in str(refused.exception), damaged[:40]

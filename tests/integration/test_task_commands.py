@@ -2,6 +2,7 @@
 
 import pytest
 
+from lecritique.tasks.registry import task_names
 from tests.integration.command_line import call
 
 pytest.importorskip("reasoning_gym")
@@ -23,6 +24,14 @@ def test_frozen_items_are_used_by_a_task(capfd, monkeypatch, tmp_path):
     other = tmp_path / "other.jsonl"
     assert call(capfd, monkeypatch, *arguments[:-1], str(other), "--seed", "1").code == 0
     assert other.read_bytes() != first
+
+
+def test_the_list_says_what_each_task_is_and_an_unknown_one_shows_nothing(capfd, monkeypatch):
+    listed = call(capfd, monkeypatch, "tasks", "list")
+    assert listed.code == 0 and "sudoku  Sudoku puzzles with one solution each" in listed.out
+    assert all(f"{name}  " in listed.out for name in task_names())
+    unknown = call(capfd, monkeypatch, "tasks", "show", "sudku")
+    assert unknown.code == 2 and unknown.out == ""
 
 
 @pytest.mark.parametrize(

@@ -164,3 +164,12 @@ def test_the_tables_show_tests_and_costs(tmp_path):
     assert "not corrected for the 1 pair" in how_arms_were_tested(summary)
     lone = comparison_summary(two_arms(tmp_path / "lone", seeds=1))
     assert "%" in paired_table(load_comparison(tmp_path / "lone"), lone)  # wins, and dashes for the rest
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf, 1e200])
+def test_what_a_broken_run_wrote_is_no_pair_whichever_arm_it_is(broken):
+    others = [0.4, 0.5, 0.3]
+    for a, b in (([broken, 0.7, 0.6], others), (others, [broken, 0.7, 0.6])):
+        found = seed_tests(a, b)
+        assert found["note"] == FEW_SEEDS_NOTE
+        assert found["difference_in_sds"] == seed_tests(a[1:], b[1:])["difference_in_sds"] is not None

@@ -84,6 +84,18 @@ def test_what_is_measured_now_and_then_is_joined_as_it_is(tmp_path):
     np.testing.assert_allclose(curve.y, curve.x / 100)
 
 
+def test_last_measurements_at_steps_of_their_own_are_one_point_and_no_trend(tmp_path):
+    def measured(steps, score):
+        return [{"reward": 0.0, "evaluation_score": None} for _ in range(steps)] + [
+            {"reward": 0.0, "evaluation_score": score}
+        ]
+
+    found = comparison_of(tmp_path, {("a", 0): measured(4, 0.3), ("a", 1): measured(6, 0.1)})
+    (curve,) = metric_curves(found, "evaluation_score")
+    assert (list(curve.x), list(curve.low), list(curve.high)) == ([5.0], [0.1], [0.3])
+    assert curve.y == pytest.approx([0.2])
+
+
 def test_long_curves_are_averages_and_their_csv_keeps_what_was_averaged(tmp_path):
     values = np.random.default_rng(0).random(400)
     (curve,) = metric_curves(comparison_of(tmp_path, {("a", 0): rewards(*values.tolist())}), "reward")
@@ -145,3 +157,9 @@ def test_nan_everywhere_draws_nothing(tmp_path):
     found = comparison_of(tmp_path, {("a", 0): rewards(math.nan, math.nan)})
     plot = curve_plot(metric_curves(found, "reward"), **NONE)
     assert plot.draw is None and plot.rows == [] and plot.svg() is None
+
+
+def test_curves_that_span_more_than_a_number_can_hold_are_drawn(tmp_path):
+    found = comparison_of(tmp_path, {("a", 0): rewards(1.7e308, -1.7e308, 0.2)})
+    drawn = curve_plot(metric_curves(found, "reward"), **NONE, base=-1.7e308).svg()
+    assert drawn is not None and drawn.startswith("<svg")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import FrozenInstanceError
 
 import numpy as np
@@ -198,3 +199,43 @@ def test_late_files_are_those_of_the_last_third(tmp_path):
     assert [f.stem for f in run.late_rollout_files()] == ["step-00060", "step-00070", "step-00080", "step-00090"]
     run = load_run(make_run(tmp_path / "rare", steps=90, save_every=50))
     assert [f.stem for f in run.late_rollout_files()] == ["step-00050"]
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [
+        ("row", pa.array(["1"])),
+        ("step", pa.array([None], type=pa.int64())),
+        ("member", pa.array([math.nan])),
+        ("value_version", pa.array([math.nan])),
+        ("reward", pa.array(["much"])),
+        ("rho", pa.array([[0.5]])),
+        ("context", pa.array([b"\xff"])),
+        ("prompt", pa.array([5])),
+        ("values", pa.array([["high"] * 2])),
+        ("turn_index", pa.array([[math.inf] * 2])),
+        ("token_text", pa.array([[b"\xff"] * 2])),
+    ],
+)
+def test_a_column_of_another_kind_is_refused_by_name(tmp_path, name, column):
+    file = tmp_path / "step-000000.parquet"
+    write_parquet(file, [_row(token_text=["a", "b"], action_mask=[True, True], turn_index=[0, 0])])
+    assert len(read_rollouts(file)) == 1
+    table = pq.read_table(file)
+    pq.write_table(table.set_column(table.column_names.index(name), name, column), file)
+    with pytest.raises(DataError, match=f"column {name} "):
+        read_rollouts(file)
+
+
+def test_text_that_is_not_utf8_is_a_data_error(tmp_path):
+    file = tmp_path / "step-000000.parquet"
+    write_parquet(file, [_row(token_text=["a"], action_mask=[True], turn_index=[0])])
+    table = pq.read_table(file)
+    text = pa.StringArray.from_buffers(1, pa.array([0, 2], pa.int32()).buffers()[1], pa.py_buffer(b"\xff\xfe"))
+    pq.write_table(table.set_column(table.column_names.index("prompt"), "prompt", text), file)
+    with pytest.raises(DataError, match="utf-8"):
+        read_rollouts(file).rollout(0)
+
+
+def _row(**columns):
+    return {"step": 0, "row": 1, "attempt": 0, "member": 0, "segment_index": 0, **columns}

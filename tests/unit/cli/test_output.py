@@ -183,7 +183,7 @@ def test_the_arithmetic_is_of_the_resolved_configuration():
     assert batch == "Batch: 24 rollouts = 3 groups of 8; 1000 steps = 24,000 rollouts of sudoku."
     assert tokens == "Tokens: at most 128 a rollout with its prompt and 3,072 a batch, 20 a turn."
     assert policy == "Policy: 1 optimizer step of 24 rollouts a batch, 1,000 in all; loss dppo, warm-up over 0."
-    assert "1 updates of 6 rollouts a step, each rollout at most 2 times, 12 held, context none." in critic
+    assert "1 update of 6 rollouts a step, each rollout at most 2 times, 12 held, context none." in critic
     assert "before critic version 20 are credited by leave-one-out" in warmup
 
 

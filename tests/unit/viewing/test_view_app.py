@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from starlette.testclient import TestClient
 
+from lecritique.analysis import arm_style
 from lecritique.core.errors import DataError
 from lecritique.viewing import app
 from lecritique.viewing.app import ViewApp, own_asset
@@ -142,6 +145,13 @@ def test_the_page_loads_its_own_assets_alone(page):
     assert {"view.html", "view.css", "view.js", "curves.js"} <= {f.name for f in Path(app.__file__).parent.iterdir()}
 
 
+def test_arms_beyond_the_colours_are_dashed_as_in_the_report():
+    (dashes,) = re.findall(r"const DASHES = (\[.*\]);", own_asset("view.js"))
+    assert tuple(json.loads(dashes)) == arm_style._SWATCH_DASHES and len(set(arm_style._SWATCH_DASHES)) == 4
+    assert f"ARM_COLOURS = {len(arm_style.ARM_COLOURS)};" in own_asset("view.js")
+    assert '"stroke-dasharray": arm.dash' in own_asset("curves.js")
+
+
 def test_scripts_write_data_as_text_alone():
     for source in (own_asset("view.js"), own_asset("curves.js"), app.page.asset("tokens.js")):
         assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|Function\(", source)
@@ -261,3 +271,34 @@ def test_the_page_needs_no_heavy_package():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, ""), done
+
+
+def test_a_link_that_leads_up_shows_no_run_twice(tmp_path):
+    make_run(tmp_path / "own", steps=2)
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "alias").symlink_to(tmp_path / "own")
+    assert sorted(find_runs(tmp_path).runs) == ["alias", "own"]
+
+
+@pytest.mark.parametrize("declared", [{"arms": ["mean", "x" * 300]}, {"seeds": [0, 10**300]}])
+def test_a_name_that_no_folder_can_have_is_a_run_that_has_not_started(tmp_path, declared):
+    path = make_comparison(tmp_path, arms={"mean": {"ev": None}}, seeds=(0,), steps=3)
+    record = json.loads((path / "compare.json").read_text()) | declared
+    (path / "compare.json").write_text(json.dumps(record))
+    found = find_runs(path)
+    assert list(found.runs) == ["mean/seed-0"] and found.pending == 1 and not found.problems
+
+
+def test_a_column_of_another_kind_is_a_sentence_not_a_failure(tmp_path):
+    path = make_run(tmp_path / "own", steps=2, save_every=1)
+    file = next((path / "rollouts").glob("*.parquet"))
+    table = pq.read_table(file)
+    for name in ("step", "value_version", "segment_index", "turn_index"):
+        nan = float("nan")
+        column = pa.array([[nan] if name == "turn_index" else nan] * len(table))
+        pq.write_table(table.set_column(table.column_names.index(name), name, column), file)
+        page = client(tmp_path)
+        step = int(file.stem.removeprefix("step-"))
+        answer = page.get("/api/trajectory", params={"run": "own", "step": step, "row": 0})
+        assert answer.status_code == 404 and f"column {name} is" in answer.json()["error"], name
+        assert page.get("/api/trajectories").status_code == 200
