@@ -38,8 +38,9 @@ demo: $(VENV)/.complete
 clean-demo:
 	rm -rf $(DEMO) $(DEMO)-gym
 
+# Three workers on two cores: half of the suite's time is spent waiting for processes and limits.
 test: $(VENV)/.complete-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 -m "not slow"
 
 test-all: $(VENV)/.complete-slow test-verifiers
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
