@@ -174,7 +174,7 @@ def test_missing_and_failed_arms_are_named(tmp_path):
 
 def test_explained_variance_far_below_zero_does_not_break_the_page(tmp_path):
     html, page = page_of(make_comparison(tmp_path, arms={"a": {"ev": -40.0}, "b": {"ev": 0.5}}, seeds=(0, 1), steps=9))
-    assert re.search(r"−[34]\d\.\d{3}", page.text), "the number itself is told"
+    assert re.search(r"\u2212[34]\d\.\d{3}", page.text), "the number itself is told"
     assert "runs off the lower edge" in page.text and "nan" not in "".join(re.findall(r' d="([^"]*)"', html))
 
 
