@@ -26,6 +26,7 @@ from lecritique.core.weights import WeightManifest
 from lecritique.distributed.together import Together
 from lecritique.models.ranks import whole
 from lecritique.models.weights import State, WeightStore, state_digest
+from lecritique.runs.checkpoints import sync_to_disk
 
 WEIGHTS, MANIFEST, LATEST = "weights.safetensors", "manifest.json", "latest.json"
 _ASIDE = ".writing-"
@@ -200,7 +201,7 @@ def _write(folder: Path, manifest: WeightManifest, state: State) -> None:
         raise OSError(f"{folder / WEIGHTS}: {error}") from error
     (folder / MANIFEST).write_text(json.dumps({**asdict(manifest), "names": names}, indent=1), encoding="utf-8")
     for path in (folder / WEIGHTS, folder / MANIFEST, folder):
-        _sync(path)
+        sync_to_disk(path)
 
 
 def _without_ties(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -227,14 +228,6 @@ def _replace(path: Path, text: str) -> None:
     """New content or the old one, nothing in between, whenever the process dies."""
     aside = path.with_name(_ASIDE + path.name + ".json")
     aside.write_text(text + "\n", encoding="utf-8")
-    _sync(aside)
+    sync_to_disk(aside)
     os.replace(aside, path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_to_disk(path.parent)

@@ -79,7 +79,7 @@ class Checkpoints:
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
-        _sync(self.folder)
+        sync_to_disk(self.folder)
         self._retire()
 
     def place_of(self, aside: Path) -> Path:
@@ -167,11 +167,11 @@ def _seal(folder: Path, step: int) -> None:
     every = sorted(folder.rglob("*"))
     files = {path.relative_to(folder).as_posix(): _described(path) for path in every if path.is_file()}
     for path in every:
-        _sync(path)
+        sync_to_disk(path)
     marker = folder / MARKER
     marker.write_text(json.dumps({"format": FORMAT, "step": step, "files": files}, indent=1) + "\n", encoding="utf-8")
-    _sync(marker)
-    _sync(folder)
+    sync_to_disk(marker)
+    sync_to_disk(folder)
 
 
 def _problems(folder: Path) -> Iterator[str]:
@@ -200,7 +200,7 @@ def _described(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "blake2b": digest}
 
 
-def _sync(path: Path) -> None:
+def sync_to_disk(path: Path) -> None:
     """Bring a file or a folder's entries to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
