@@ -31,7 +31,7 @@ from lecritique.analysis.value_statistics import Resampling
 from lecritique.analysis.value_tokens import others_mean
 from lecritique.core.errors import DataError, EngineFailure, RoleFailure
 from lecritique.core.ids import GroupId
-from lecritique.core.rollout import GroupRequest, Rollout
+from lecritique.core.rollout import Rollout
 from lecritique.core.seeds import derive_seed
 from lecritique.core.trajectory import ContextInsertion, Trajectory
 from lecritique.credit.schedules import Group
@@ -42,10 +42,9 @@ from lecritique.numerics.statistics.positions import length_tertile, length_tert
 from lecritique.rollout.collect import collect
 from lecritique.rollout.prefixed import Beginning, PrefixedEngine
 from lecritique.runs.directory import write_json
-from lecritique.runtime.build import sampling_of
 from lecritique.runtime.engines import embedded_engine
 from lecritique.runtime.pretraining import Point
-from lecritique.tasks.protocol import checked_task
+from lecritique.runtime.steps import group_request
 
 CONTINUATIONS_SCHEMA = 1
 # Items whose continuations are on the disk once all of them are complete.
@@ -274,18 +273,9 @@ def _played(
     frozen: FrozenPolicy, prefixes: Sequence[Prefix], continuations: int, engine: PrefixedEngine
 ) -> list[tuple[Rollout, ...]]:
     base, config = frozen.base, frozen.base.config
-    limit = config.sampling.max_total_tokens
-    assert limit is not None
+    seed = derive_seed(config.run.seed, "continuation")
     requests = [
-        GroupRequest(
-            group_id=prefix.group_id,
-            task=checked_task(base.environment, prefix.group_id.row),
-            group_size=continuations,
-            sampling=sampling_of(config),
-            max_turn_tokens=config.sampling.max_turn_tokens,
-            max_total_tokens=limit,
-            seed=derive_seed(config.run.seed, "continuation"),
-        )
+        group_request(base.environment, config, prefix.group_id, group_size=continuations, seed=seed)
         for prefix in prefixes
     ]
     played = collect(requests, environment=base.environment, renderer=base.renderer, engine=engine)

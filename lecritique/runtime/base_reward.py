@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from lecritique.core.rollout import GroupRequest
 from lecritique.core.seeds import derive_seed
 from lecritique.models.weights import MemoryWeightStore
 from lecritique.rollout.collect import collect
-from lecritique.runtime.build import Base, sampling_of
+from lecritique.runtime.build import Base
 from lecritique.runtime.engines import configured_engine
-from lecritique.runtime.steps import rollout_metrics
-from lecritique.tasks.protocol import checked_task
+from lecritique.runtime.steps import group_request, rollout_metrics
 from lecritique.tasks.stream import DataStream
 
 
@@ -21,21 +19,13 @@ def base_reward(base: Base, *, rollouts: int = 512) -> float:
     config = base.config
     size = config.rollout.group_size
     stream = DataStream(base.data.rows, derive_seed(config.run.seed, "data"))
-    limit = config.sampling.max_total_tokens
-    assert limit is not None
+    seed = derive_seed(config.run.seed, "base_reward")
     requests = [
-        GroupRequest(
-            group_id=group_id,
-            task=checked_task(base.environment, group_id.row),
-            group_size=size,
-            sampling=sampling_of(config),
-            max_turn_tokens=config.sampling.max_turn_tokens,
-            max_total_tokens=limit,
-            seed=derive_seed(config.run.seed, "base_reward"),
-        )
+        group_request(base.environment, config, group_id, group_size=size, seed=seed)
         for group_id in stream.groups(0, -(-rollouts // size))
     ]
-    engine = configured_engine(base.language.model, MemoryWeightStore(), config, max_length=limit)
+    longest = requests[0].max_total_tokens
+    engine = configured_engine(base.language.model, MemoryWeightStore(), config, max_length=longest)
     try:
         collected = collect(requests, environment=base.environment, renderer=base.renderer, engine=engine)
     finally:

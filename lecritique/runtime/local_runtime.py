@@ -15,7 +15,7 @@ from lecritique.rollout.pump import RolloutPump
 from lecritique.runtime.build import Parts
 from lecritique.runtime.local_roles import Emit, PolicyRole, RolloutRole, ValueTrainingRole
 from lecritique.runtime.roles import Answer, ThreadRole
-from lecritique.runtime.steps import group_request
+from lecritique.runtime.steps import training_request
 from lecritique.runtime.timeline import Timeline
 
 # Roles as they are named in the timeline, and what their share of time is called among the metrics.
@@ -68,7 +68,7 @@ class LocalRuntime:
         renderer = ChatRenderer(copy.deepcopy(parts.tokenizer))
         pump = RolloutPump(environment=parts.environment, renderer=renderer, engine=parts.engine)
         self.rollouts = RolloutRole(
-            pump, request=lambda group_id: group_request(parts, group_id), emit=emit, timeline=timeline
+            pump, request=lambda group_id: training_request(parts, group_id), emit=emit, timeline=timeline
         )
         self.policy = PolicyRole(parts.learner.policy, emit=emit, timeline=timeline)
         if parts.learner.values is not None and parts.service is not None:

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from lecritique.core.columns import trajectories_from, trajectory_columns
 from lecritique.core.errors import ConfigurationError, DataError, EngineFailure, RoleFailure
 from lecritique.core.ids import GroupId
-from lecritique.core.rollout import GroupRequest
 from lecritique.core.seeds import derive_seed
 from lecritique.core.trajectory import Trajectory
 from lecritique.credit.schedules import Group
@@ -23,10 +22,10 @@ from lecritique.rollout.collect import collect
 from lecritique.runs.directory import read_config
 from lecritique.runs.saved_trajectories import saved_trajectories
 from lecritique.runs.state_files import read_tree, write_tree
-from lecritique.runtime.build import Base, sampling_of
+from lecritique.runtime.build import Base
 from lecritique.runtime.engines import embedded_engine
 from lecritique.runtime.policies import LoadedPolicy
-from lecritique.runtime.steps import valid_groups
+from lecritique.runtime.steps import group_request, valid_groups
 from lecritique.tasks.protocol import checked_task
 
 # Groups of a part of the collection; a part is on the disk once it is complete.
@@ -91,19 +90,9 @@ def _played(
     base: Base, policy: LoadedPolicy, number: int, rows: Sequence[int], *, size: int
 ) -> tuple[list[Trajectory], int]:
     config = base.config
-    limit = config.sampling.max_total_tokens
-    assert limit is not None
+    seed = derive_seed(config.run.seed, "pretrain_value")
     requests = [
-        GroupRequest(
-            group_id=GroupId(row, number),
-            task=checked_task(base.environment, row),
-            group_size=size,
-            sampling=sampling_of(config),
-            max_turn_tokens=config.sampling.max_turn_tokens,
-            max_total_tokens=limit,
-            seed=derive_seed(config.run.seed, "pretrain_value"),
-        )
-        for row in rows
+        group_request(base.environment, config, GroupId(row, number), group_size=size, seed=seed) for row in rows
     ]
     # Embedded whatever is configured: a part's responses are the same again when the collection is gone on with.
     engine = embedded_engine(policy.language.model, MemoryWeightStore(), config)

@@ -14,22 +14,31 @@ from lecritique.core.rollout import GroupRequest, Rollout
 from lecritique.credit.schedules import Group
 from lecritique.rollout.trajectories import trajectory_of
 from lecritique.runtime.build import Parts, sampling_of
-from lecritique.tasks.protocol import checked_task
+from lecritique.tasks.protocol import Environment, checked_task
 
 
-def group_request(parts: Parts, group_id: GroupId) -> GroupRequest:
-    """What the driver is asked for a group."""
+def training_request(parts: Parts, group_id: GroupId) -> GroupRequest:
+    """What the driver is asked for a group that is trained on."""
     config = parts.config
+    return group_request(
+        parts.environment, config, group_id, group_size=config.rollout.group_size, seed=config.run.seed
+    )
+
+
+def group_request(
+    environment: Environment, config: RunConfig, group_id: GroupId, *, group_size: int, seed: int
+) -> GroupRequest:
+    """So many rollouts of a row, sampled and limited as the resolved configuration says."""
     limit = config.sampling.max_total_tokens
     assert limit is not None
     return GroupRequest(
         group_id=group_id,
-        task=checked_task(parts.environment, group_id.row),
-        group_size=config.rollout.group_size,
+        task=checked_task(environment, group_id.row),
+        group_size=group_size,
         sampling=sampling_of(config),
         max_turn_tokens=config.sampling.max_turn_tokens,
         max_total_tokens=limit,
-        seed=config.run.seed,
+        seed=seed,
     )
 
 

@@ -23,7 +23,7 @@ from lecritique.numerics.dapo import zero_variance
 from lecritique.rollout.collect import collect
 from lecritique.runtime.build import Parts
 from lecritique.runtime.ledger import outcome_of
-from lecritique.runtime.steps import group_request, require_enough, rollout_metrics, valid_groups
+from lecritique.runtime.steps import require_enough, rollout_metrics, training_request, valid_groups
 
 Schedule = Callable[[Learner, Sequence[Group]], StepOutcome]
 
@@ -112,7 +112,7 @@ def _next_groups(parts: Parts, count: int) -> list[tuple[Rollout, ...]]:
     group_ids = parts.stream.groups(first, count)
     for position, group_id in enumerate(group_ids, start=first):
         parts.ledger.issue(group_id, position)
-    requests = [group_request(parts, group_id) for group_id in group_ids]
+    requests = [training_request(parts, group_id) for group_id in group_ids]
     return collect(requests, environment=parts.environment, renderer=parts.renderer, engine=parts.engine)
 
 

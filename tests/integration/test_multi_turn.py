@@ -9,7 +9,7 @@ import pytest
 
 from lecritique.credit.schedules import score_then_train
 from lecritique.rollout.collect import collect
-from lecritique.runtime.steps import group_request, valid_groups
+from lecritique.runtime.steps import training_request, valid_groups
 from tests.integration.short_runs import small_parts, trained, without_clocks
 
 TURNS = ("task.form=multi_turn", "task.min_empty=4", "task.max_empty=6", "sampling.max_turn_tokens=4")
@@ -43,7 +43,7 @@ def batch():
     """Rollouts of one batch with their credit under the plain critic."""
     parts = small_parts(*TURNS, arm="pvf")
     rollouts = collect(
-        [group_request(parts, group_id) for group_id in parts.stream.groups(0, 4)],
+        [training_request(parts, group_id) for group_id in parts.stream.groups(0, 4)],
         environment=parts.environment, renderer=parts.renderer,
         engine=parts.engine,
     )  # fmt: skip
