@@ -1,11 +1,12 @@
 """Why OPSD does not raise the reward of the tiny Knights-and-Knaves policy: which tokens it distils on.
 
-    PYTHONPATH=. python benchmarks/opsd_departures.py all|before|gold
+    PYTHONPATH=. python benchmarks/opsd_departures.py all|before|gold|look
 
 An update loop of its own (whole logits, plain AdamW), beside the package's: the frozen base policy, told the answer,
 is the teacher, forward KL on the student's samples. `all` takes every token, `before` those up to the first that
 departs from the gold answer, `gold` is supervised learning of the gold answer. Prints the share of 300 held-out
-puzzles that one sample each solves, at the recipe's temperature.
+puzzles that one sample each solves, at the recipe's temperature. `look` trains nothing: how probable the gold token
+is to teacher and student, up to and behind the first departure.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from lecritique.runtime.build import Parts, build, load_base
 from lecritique.runtime.synchronous import collect_batch
 from lecritique.tasks.registry import load_environment
 
-MODES = ("all", "before", "gold")
+MODES = ("all", "before", "gold", "look")
 STEPS, MINIBATCHES, RATE = 60, 4, 1e-4
 
 
@@ -38,6 +39,9 @@ def main() -> None:
     parts = build(load_base(compose(load_recipe("knights-laptop"), arm="opsd_frozen")))
     student = parts.learner.policy.model
     teacher = copy.deepcopy(student).requires_grad_(False)
+    if mode == "look":
+        look(parts, student)
+        return
     optimizer = torch.optim.AdamW(student.parameters(), lr=RATE, weight_decay=0.01)
     print(f"{mode}: step 0 solved {solved(parts, student):.3f}")
     for step in range(1, STEPS + 1):
@@ -62,10 +66,7 @@ def distillation(parts: Parts, student: Any, teacher: Any, rollouts: Sequence[Ro
         losses = [-of[torch.arange(len(ids)), torch.tensor(ids)].mean() for of, ids in zip(own, gold, strict=True)]
         return torch.stack(losses).mean()
     sampled = [rollout.turns[0].completion.token_ids.tolist() for rollout in rollouts]
-    told = [
-        teacher_prompt(rollout.task, ReferenceContext(content="answer"), parts.renderer).tolist()
-        for rollout in rollouts
-    ]
+    told = [told_prompt(parts, rollout.task) for rollout in rollouts]
     own = log_distributions(parts, student, plain, sampled)
     losses = []
     for q, p, ids, right in zip(log_distributions(parts, teacher, told, sampled), own, sampled, gold, strict=True):
@@ -75,9 +76,34 @@ def distillation(parts: Parts, student: Any, teacher: Any, rollouts: Sequence[Ro
     return torch.stack(losses).mean()
 
 
+@torch.no_grad()
+def look(parts: Parts, model: Any, batches: int = 2) -> None:
+    """Print mean probabilities of the gold token, where the gold answer has one."""
+    found: dict[str, list[tuple[float, float]]] = {"up to the first departure": [], "behind it": []}
+    for _ in range(batches):
+        rollouts = [rollout for group in collect_batch(parts).batch for rollout in group if rollout.turns]
+        sampled = [rollout.turns[0].completion.token_ids.tolist() for rollout in rollouts]
+        own = log_distributions(parts, model, [r.turns[0].given_ids.tolist() for r in rollouts], sampled)
+        told = log_distributions(parts, model, [told_prompt(parts, r.task) for r in rollouts], sampled)
+        for rollout, ids, p, q in zip(rollouts, sampled, own, told, strict=True):
+            right = gold_ids(parts, rollout.task)
+            departure = first_departure(ids, right)
+            for place in range(min(len(ids), len(right))):
+                where = "behind it" if place > departure else "up to the first departure"
+                found[where].append((q[place, right[place]].exp().item(), p[place, right[place]].exp().item()))
+    for where, pairs in found.items():
+        teacher, student = (sum(column) / len(column) for column in zip(*pairs, strict=True))
+        print(f"{where}: {len(pairs)} tokens, gold token {teacher:.3f} to the teacher, {student:.3f} to the student")
+
+
 def first_departure(ids: Sequence[int], gold: Sequence[int]) -> int:
     """Index of the first token that is not the gold answer's, or of the last one."""
     return next((i for i, token in enumerate(ids) if i >= len(gold) or token != gold[i]), len(ids) - 1)
+
+
+def told_prompt(parts: Parts, task: Task) -> list[int]:
+    """What the teacher reads in place of the policy's prompt."""
+    return teacher_prompt(task, ReferenceContext(content="answer"), parts.renderer).tolist()
 
 
 def gold_ids(parts: Parts, task: Task) -> list[int]:
