@@ -184,6 +184,23 @@ def test_a_hundred_hangs_in_a_row_are_cut_and_leave_no_process(short):
     assert descendants(os.getpid()) == before - {worker}
 
 
+def test_a_worker_without_time_to_look_still_says_that_the_limit_was_reached():
+    """The child's own alarm, meant for orphans, comes first when a busy machine lets the worker wait."""
+    script = Path(pool_module.__file__).with_name("worker.py")
+    with subprocess.Popen([sys.executable, "-P", str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout.readline() == b"ready\n"
+        request = {"gold": "42", "answer": ENDLESS, "whole": False, "limit_seconds": 0.3}
+        worker.stdin.write(json.dumps(request).encode() + b"\n")
+        worker.stdin.flush()
+        time.sleep(0.1)
+        os.kill(worker.pid, signal.SIGSTOP)
+        time.sleep(1.2)
+        os.kill(worker.pid, signal.SIGCONT)
+        assert json.loads(worker.stdout.readline())["outcome"] == "timeout"
+        worker.stdin.close()
+        assert worker.wait(timeout=10) == 0
+
+
 def test_a_worker_that_is_stopped_or_killed_is_replaced(short):
     os.kill(worker_ids(short)[0], signal.SIGSTOP)
     begun = time.monotonic()

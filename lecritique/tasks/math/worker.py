@@ -21,6 +21,8 @@ _MEMORY_BYTES = 2 << 30
 # A child that nobody waits for any more (its parent was killed) ends itself this long after its limit.
 _ORPHAN_SECONDS = 0.5
 _STDIN = 0
+_TIMEOUT = {"outcome": "timeout", "detail": ""}
+_DIED = {"outcome": "died", "detail": "the process ended without an answer"}
 
 
 def compare(gold: str, answer: str, *, whole: bool) -> tuple[str, str]:
@@ -90,21 +92,28 @@ def _answered(request: dict[str, Any]) -> dict[str, str] | None:
     if pid == 0:
         _child(request, writer)
     os.close(writer)
-    deadline = time.monotonic() + float(request["limit_seconds"])
     try:
-        while (left := deadline - time.monotonic()) > 0:
-            ready, _, _ = select.select([reader, _STDIN], [], [], left)
-            if _STDIN in ready:  # requests come one at a time, so this is the end of the input
-                return None
-            if reader in ready:
-                data = os.read(reader, 65536)
-                died = {"outcome": "died", "detail": "the process ended without an answer"}
-                return json.loads(data) if data else died
-        return {"outcome": "timeout", "detail": ""}
+        reply = _waited_for(reader, float(request["limit_seconds"]))
     finally:
         os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        _, status = os.waitpid(pid, 0)
         os.close(reader)
+    if reply == _DIED and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
+        # On a machine that gave this process no time to look, the child's own alarm came first.
+        return _TIMEOUT
+    return reply
+
+
+def _waited_for(reader: int, limit_seconds: float) -> dict[str, str] | None:
+    deadline = time.monotonic() + limit_seconds
+    while (left := deadline - time.monotonic()) > 0:
+        ready, _, _ = select.select([reader, _STDIN], [], [], left)
+        if _STDIN in ready:  # requests come one at a time, so this is the end of the input
+            return None
+        if reader in ready:
+            data = os.read(reader, 65536)
+            return json.loads(data) if data else _DIED
+    return _TIMEOUT
 
 
 def serve() -> None:
