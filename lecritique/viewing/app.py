@@ -59,9 +59,11 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _SCRIPT, _STYLE = "text/javascript", "text/css"
-_ASSETS = {
-    "page.css": _STYLE, "view.css": _STYLE, "tokens.js": _SCRIPT, "curves.js": _SCRIPT, "view.js": _SCRIPT,
-}  # fmt: skip
+_MODULES = (
+    "arms.js", "metric_rows.js", "overview.js", "state.js", "trajectory.js", "trajectory_list.js", "view.js",
+)  # fmt: skip
+_ASSETS = dict.fromkeys(("page.css", "view.css"), _STYLE)
+_ASSETS |= dict.fromkeys(("tokens.js", "curves.js", *_MODULES), _SCRIPT)
 _OF_ANALYSIS = frozenset({"page.css", "tokens.js"})
 
 Handler = Callable[[Request], Mapping[str, Any]]

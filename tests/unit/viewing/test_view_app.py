@@ -142,18 +142,29 @@ def test_the_page_loads_its_own_assets_alone(page):
         assert answer.status_code == 200 and "http" not in answer.text.replace("http-equiv", "")
         assert answer.headers["content-type"].startswith("text/")
     assert not re.search(r"<script>|<style|style=|onclick|onload", html)
-    assert {"view.html", "view.css", "view.js", "curves.js"} <= {f.name for f in Path(app.__file__).parent.iterdir()}
+    own = {file.name for file in Path(app.__file__).parent.iterdir() if file.suffix in (".js", ".css")}
+    assert own == set(app._ASSETS) - app._OF_ANALYSIS
+
+
+def test_modules_import_each_other_and_nothing_else():
+    imported = {name: set(re.findall(r'from "\./(.+?)"', own_asset(name))) for name in app._MODULES}
+    assert all("import(" not in own_asset(name) for name in app._MODULES)
+    reached = {"view.js"}
+    for _ in app._MODULES:
+        reached |= {name for of in reached for name in imported[of]}
+    assert reached == set(app._MODULES)
 
 
 def test_arms_beyond_the_colours_are_dashed_as_in_the_report():
-    (dashes,) = re.findall(r"const DASHES = (\[.*\]);", own_asset("view.js"))
+    (dashes,) = re.findall(r"const DASHES = (\[.*\]);", own_asset("arms.js"))
     assert tuple(json.loads(dashes)) == arm_style._SWATCH_DASHES and len(set(arm_style._SWATCH_DASHES)) == 4
-    assert f"ARM_COLOURS = {len(arm_style.ARM_COLOURS)};" in own_asset("view.js")
+    colours, plain = len(arm_style.ARM_COLOURS), arm_style.PLAIN_ARMS
+    assert f"ARM_COLOURS = {colours}, PLAIN_ARMS = {plain};" in own_asset("arms.js")
     assert '"stroke-dasharray": arm.dash' in own_asset("curves.js")
 
 
 def test_scripts_write_data_as_text_alone():
-    for source in (own_asset("view.js"), own_asset("curves.js"), app.page.asset("tokens.js")):
+    for source in (*map(own_asset, app._MODULES), own_asset("curves.js"), app.page.asset("tokens.js")):
         assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|Function\(", source)
 
 
