@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lecritique.analysis.arm_style import arm_colour
+from lecritique.analysis.arm_style import arm_colour, arm_hatch
 from lecritique.analysis.bootstrap import Interval
 from lecritique.analysis.figures import (
     INK,
     MUTED,
+    PANEL,
     SIZE,
     Axes,
     Plot,
@@ -115,7 +116,7 @@ def _draw(ax: Axes, bars: Sequence[Bar], label: str, base: float | None, differe
         if differences:
             ax.plot(found.estimate, y, "o", color=arm_colour(bar.index), markersize=7, zorder=3)
         else:
-            ax.barh(y, found.estimate, height=0.38, color=arm_colour(bar.index), alpha=0.85, linewidth=0)
+            _bar(ax, y, found.estimate, bar.index)
         known = list(bar.seeds.values())
         _draw_interval(ax, y, found)
         if len(known) > 1:
@@ -137,6 +138,12 @@ def _draw(ax: Axes, bars: Sequence[Bar], label: str, base: float | None, differe
         base_line(ax.axvline, base)
     if lowest < 0 or differences:
         ax.axvline(0, color=MUTED, linewidth=0.8)
+
+
+def _bar(ax: Axes, y: float, length: float, index: int) -> None:
+    """A bar in the arm's colour; its hatch, where it has one, in the colour of what the page has behind figures."""
+    look = {"facecolor": arm_colour(index), "edgecolor": PANEL, "hatch": arm_hatch(index)}
+    ax.barh(y, length, height=0.38, alpha=0.85, linewidth=0, **look)
 
 
 def _draw_interval(ax: Axes, y: float, found: Interval) -> None:

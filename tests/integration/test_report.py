@@ -217,4 +217,6 @@ def test_many_arms_differ_in_more_than_colour(tmp_path):
     looks = re.findall(r'<span class="arm">(.*?)<span>', legend)
     assert len(looks) == len(set(looks)) == 9
     curve = re.search(r'aria-label="Reward while training".*?</svg>', html, flags=re.DOTALL).group()
-    assert "stroke-dasharray" in curve and curve.count("var(--arm-0)") > curve.count("var(--arm-3)")
+    assert "stroke-dasharray" in curve and curve.count("var(--arm-7)") > curve.count("var(--arm-3)") > 0
+    bars = re.search(r'aria-label="Reward at the end".*?</svg>', html, flags=re.DOTALL).group()
+    assert bars.count("<pattern") == 2, "arms eight and nine have hatched bars"
