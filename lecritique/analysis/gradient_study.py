@@ -2,7 +2,12 @@
 
 The policy stays as it is; every estimator turns the same trajectories into advantages, and each trajectory's gradient
 g = sum_t A_t grad log p(token t) is made under all of them. What is compared is the trace of the covariance of g,
-relative to no baseline (A = R).
+relative to no baseline (A = R) and to each other on the same resamples of problems.
+
+What "no baseline" is depends on where the rewards have their zero: with rewards of 0 and 1 a failure has no gradient
+at all, with the same rewards written as -1/2 and +1/2 it has as much as a success. Baselines do not depend on it. So
+A = R stands beside A = R - m with m the middle of the task's reward range, which is what frameworks with rewards of -1
+and +1 do without a baseline, up to scale.
 
 Shapes: P problems, R replicates, E estimators, T tokens of a trajectory.
 """
@@ -23,18 +28,20 @@ from lecritique.analysis.score_gradients import ProblemSums, ScoreGradients, cel
 from lecritique.analysis.score_norms import study_score_norms
 from lecritique.analysis.study_subject import Critic, Subject, is_clean
 from lecritique.analysis.value_statistics import Resampling
+from lecritique.analysis.variance_ratios import NONE, NONE_CENTRED, contrasts, record, traces_of, variance_ratios
 from lecritique.config.estimators import Discounting, Estimator, Evpo, GroupMean, LeaveOneOut, Tether, Value
 from lecritique.core.errors import DataError
-from lecritique.core.metrics import null_if_undefined
 from lecritique.credit.crediting import value_fit_of
 from lecritique.credit.estimators import ScoredGroup, TokenCredit, advantages_of, token_credits
 from lecritique.numerics.baselines import group_baselines
 from lecritique.numerics.evpo import evpo_uses_critic
-from lecritique.numerics.statistics.bootstrap import REPLICATES, BootstrapInterval
+from lecritique.numerics.statistics.bootstrap import REPLICATES
 from lecritique.numerics.tether import TetherSums, score_norm_optimum, tether_fit, tether_pairs, tether_sums
 
-GRADIENTS_SCHEMA = 2
-NONE = "none"
+GRADIENTS_SCHEMA = 3
+# All that is compared, critics apart: baselines of rewards alone, and mixtures of these with a critic.
+_WITHOUT_CRITIC = (NONE, NONE_CENTRED, "mean", "leave_one_out")
+_MIXTURES = ("tether", "evpo")
 # Tokens of a trajectory whose score norms are measured, drawn evenly: each costs a backward pass.
 _SCORED_TOKENS = 4
 _RNG_SEED = 2016
@@ -72,10 +79,12 @@ def study_gradients(subject: Subject, *, problems: int, replicates: int = REPLIC
         raise DataError(f"a gradient study needs two problems with two rollouts each, got {len(kept)}.")
     plain = [ScoredGroup(group_id=g.group_id, trajectories=g.trajectories, predictions=None) for g in kept]
     by_critic = {name: [of[g.group_id] for g in kept] for name, of in scored.items()}
-    estimators, tether = _advantages(subject, plain, by_critic)
+    middle = sum(subject.parts.environment.reward_range) / 2.0
+    estimators, tether = _advantages(subject, plain, by_critic, middle=middle)
     gradients = _gradients_of(subject, problems=len(plain), weightings=len(estimators))
     sums = gradient_sums(gradients, plain, estimators)
     draws = Resampling(len(plain), replicates=replicates)
+    traces = traces_of(sums, draws)
     return {
         "schema": GRADIENTS_SCHEMA,
         "origin": subject.origin,
@@ -85,10 +94,11 @@ def study_gradients(subject: Subject, *, problems: int, replicates: int = REPLIC
         "numbers_kept": gradients.width,
         "relative_error_of_a_norm": gradients.relative_error,
         "replicates": replicates,
-        "estimators": variance_ratios(sums, draws),
-        "score_norms": study_score_norms(
-            gradients, plain, draws, middle=sum(subject.parts.environment.reward_range) / 2.0
-        ),
+        "reward_middle": middle,
+        "critics": [name for name in estimators if name not in (*_WITHOUT_CRITIC, *_MIXTURES)],
+        "estimators": variance_ratios(traces),
+        "contrasts": contrasts(traces),
+        "score_norms": study_score_norms(gradients, plain, draws, middle=middle),
         "tether": None if tether is None else _rhos(subject, plain, tether, draws),
     }
 
@@ -111,32 +121,13 @@ def gradient_sums(
     return dict(zip(estimators, sums.sums(), strict=True))
 
 
-def variance_ratios(sums: dict[str, GradientSums], draws: Resampling) -> dict[str, dict[str, Any]]:
-    """Trace of the covariance under each estimator, and relative to `none`, with intervals over problems.
-
-    `trajectory` is of one trajectory's gradient, `group` of the mean over a group, which knows how the baselines tie
-    its members together.
-    """
-    ones = np.ones((1, draws.problems))
-    found: dict[str, dict[str, Any]] = {}
-    for name, own in sums.items():
-        found[name] = {}
-        for kind, trace in (("trajectory", GradientSums.trace), ("group", GradientSums.group_trace)):
-            one, base = (float(trace(each, ones)[0]) for each in (own, sums[NONE]))
-            # Rewards that are all 0 leave nothing to compare with.
-            estimate = one / base if base > 0 else math.nan
-            all_R, base_R = (trace(each, draws.counts_RC) for each in (own, sums[NONE]))
-            ratio = ratio_interval(all_R, base_R, estimate=estimate, units=draws.problems)
-            found[name][kind] = {"trace": null_if_undefined(one), "ratio": _record(ratio)}
-    return found
-
-
 def _advantages(
-    subject: Subject, plain: list[ScoredGroup], by_critic: dict[str, list[ScoredGroup]]
+    subject: Subject, plain: list[ScoredGroup], by_critic: dict[str, list[ScoredGroup]], *, middle: float
 ) -> tuple[dict[str, list[Columns]], list[TetherPairs] | None]:
     """Advantages under every estimator that the critics at hand allow, and what Tether's fit sees."""
     found: dict[str, list[Columns]] = {
-        NONE: [[np.where(t.action_mask, t.episode_return, 0.0) for t in g.trajectories] for g in plain],
+        NONE: [less_constant(g, 0.0) for g in plain],
+        NONE_CENTRED: [less_constant(g, middle) for g in plain],
         "mean": [advantages_of(g, [], GroupMean(), rho=0.0, use_critic=False) for g in plain],
         "leave_one_out": [advantages_of(g, [], LeaveOneOut(), rho=0.0, use_critic=False) for g in plain],
     }
@@ -144,7 +135,7 @@ def _advantages(
     for name, scored in by_critic.items():
         value = _value_of(subject.critics[name].config.estimator)
         credits[name] = _by_group(scored, value)
-        label = name if name not in found and name not in ("tether", "evpo") else f"critic of {name}"
+        label = name if name not in (*found, *_MIXTURES) else f"critic of {name}"
         found[label] = [
             advantages_of(g, c, value, rho=0.0, use_critic=True) for g, c in zip(scored, credits[name], strict=True)
         ]
@@ -163,6 +154,26 @@ def _advantages(
         advantages_of(g, c, Evpo(), rho=0.0, use_critic=use_critic) for g, c in zip(scored, own, strict=True)
     ]
     return found, pairs
+
+
+def less_constant(group: ScoredGroup, constant: float) -> Columns:
+    """Advantages of a baseline that is the same everywhere, one column [T] a member; 0 off the action mask.
+
+        A_t = R - b
+
+    b = 0 is no baseline. b = (lowest + highest reward) / 2 is no baseline either, for rewards that are centred:
+    R - 1/2 is -1/2 and +1/2 where R is 0 and 1. With s the sum of the scores, E s = 0 leaves the expected gradient as
+    it is and
+
+        E|(R - b) s|^2 = E[R^2 |s|^2] - 2 b E[R |s|^2] + b^2 E|s|^2
+
+    Args:
+        group: its trajectories' returns in reward units.
+        constant: b, reward units.
+
+    Source: Greensmith et al. 2004; method sheet section 5.
+    """
+    return [np.where(t.action_mask, t.episode_return - constant, 0.0) for t in group.trajectories]
 
 
 def tether_pairs_of(groups: Sequence[ScoredGroup], credits: Sequence[Sequence[TokenCredit]]) -> list[TetherPairs]:
@@ -234,7 +245,7 @@ def rho_intervals(
         ]
         above, below = (draws.counts_RC @ column for column in sums)
         estimate = math.nan if best is None else best
-        found[name] = _record(ratio_interval(above, below, estimate=estimate, units=draws.problems))
+        found[name] = record(ratio_interval(above, below, estimate=estimate, units=draws.problems))
     return found
 
 
@@ -263,11 +274,3 @@ def _tethered(subject: Subject) -> str | None:
     """The critic that Tether and EVPO use: the first clean one, else the first."""
     critics: list[Critic] = list(subject.critics.values())
     return next((critic.name for critic in critics if is_clean(critic)), critics[0].name if critics else None)
-
-
-def _record(interval: BootstrapInterval) -> dict[str, float | None]:
-    return {
-        "estimate": null_if_undefined(interval.estimate),
-        "low": null_if_undefined(interval.low),
-        "high": null_if_undefined(interval.high),
-    }

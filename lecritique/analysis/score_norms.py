@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from lecritique.analysis.gradient_statistics import ratio_interval
 from lecritique.analysis.score_gradients import ScoreGradients
 from lecritique.analysis.value_statistics import Resampling, per_problem
-from lecritique.core.metrics import null_if_undefined
+from lecritique.analysis.variance_ratios import record
 from lecritique.credit.estimators import ScoredGroup
-from lecritique.numerics.statistics.bootstrap import BootstrapInterval
 
 Floats = NDArray[np.float64]
 
@@ -81,7 +80,7 @@ def score_norm_statistics(
     found: dict[str, Any] = {}
     for name, (above, below) in replicated.items():
         estimate = _ratio(float(whole[name][0][0]), float(whole[name][1][0]))
-        found[name] = _record(ratio_interval(above, below, estimate=estimate, units=draws.problems))
+        found[name] = record(ratio_interval(above, below, estimate=estimate, units=draws.problems))
     return {**found, "trajectories": {"high": int(high.sum()), "low": int((~high).sum())}}
 
 
@@ -102,11 +101,3 @@ def _of_sums(sums: Floats) -> dict[str, tuple[Floats, Floats]]:
 
 def _ratio(above: float, below: float) -> float:
     return above / below if below else math.nan
-
-
-def _record(interval: BootstrapInterval) -> dict[str, float | None]:
-    return {
-        "estimate": null_if_undefined(interval.estimate),
-        "low": null_if_undefined(interval.low),
-        "high": null_if_undefined(interval.high),
-    }

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lecritique.analysis.read import load_comparison
+from lecritique.config.adapters import CopyBackbone, NoAdapter
 from lecritique.config.load import compose, load_recipe, parse_override, with_override
 from lecritique.config.resolve import gae_lambda, uses_critic
 from lecritique.config.schema import NoContext, RunConfig
@@ -169,10 +170,12 @@ def _of_run(folder: Path, overrides: Sequence[str], *, critic: bool, policy: Pat
     for text in overrides:
         tree = with_override(tree, *parse_override(text))
     config = RunConfig.model_validate(tree)
-    if policy is not None:
-        config = config.model_copy(update={"model": config.model.model_copy(update={"name": str(policy)})})
+    # Adapters are merged into the weights that a run saves at its end.
+    model: dict[str, Any] = {"adapter": NoAdapter()} | ({} if policy is None else {"name": str(policy)})
+    config = config.model_copy(update={"model": config.model.model_copy(update=model)})
     init = str(folder) if critic and (folder / "weights" / "critic").is_dir() else None
-    return _synchronous(config.model_copy(update={"critic": config.critic.model_copy(update={"init": init})}))
+    critic_section = config.critic.model_copy(update={"init": init, "backbone": CopyBackbone()})
+    return _synchronous(config.model_copy(update={"critic": critic_section}))
 
 
 def _synchronous(config: RunConfig) -> RunConfig:

@@ -15,7 +15,7 @@ from lecritique.analysis.wording import MINUS, MISSING, clean, counted, number, 
 from lecritique.core.metrics import CATALOG, MetricSpec
 
 _NOT_DIFFERENCES = frozenset({"run.arm", "run.seed", "run.name", "run.directory"})
-ARM_COLOUR_COUNT = len(ARM_COLOURS)  # --arm-0 to --arm-6 of page.css
+ARM_COLOUR_COUNT = len(ARM_COLOURS)  # --arm-0, --arm-1, ... of page.css
 
 
 def arm_name(comparison: Comparison, arm: str) -> str:

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from lecritique.cli.diagnose_responses import continuations, profiles
-from lecritique.cli.output import console, number
+from lecritique.cli.output import console, number, print_table
 from lecritique.cli.train import Overrides
 from lecritique.core.errors import EXIT_CONFIGURATION, ConfigurationError
 
@@ -92,7 +92,7 @@ def _print_audit(found: dict[str, Any]) -> None:
         rows |= {f"{name}: its context": critic["contexts"], f"{name}: its values": critic["values"]}
     for label, record in rows.items():
         shown.add_row(label, *(_changed(record, what) for what in _CHANGED))
-    console.print(shown)
+    print_table(shown)
     for name, critic in found["critics"].items():
         test = critic["gradients"]
         console.print(
@@ -129,16 +129,20 @@ def gradients(
     warmup_batches: Annotated[
         int, typer.Option(min=0, help="Of a recipe: rollout batches that the critics are trained on first.")
     ] = 20,
-    out: Annotated[Path | None, typer.Option(help="Also write what was found as JSON.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Also write a page and its JSON: PATH.html and PATH.json, whatever PATH ends in."),
+    ] = None,
 ) -> None:
     """How much gradient variance does each baseline leave, on the same trajectories?
 
-    Trace of the covariance of a trajectory's policy gradient relative to no baseline, with bootstrap intervals over
-    problems. A recipe gives the base policy and critics of the arms `value` and `pvf`; a run or a comparison its own.
+    Trace of the covariance of a trajectory's policy gradient relative to no baseline and between every two baselines,
+    with bootstrap intervals over problems that all of them share. A recipe gives the base policy and critics of the
+    arms `value` and `pvf`; a run or a comparison its own.
     """
+    from lecritique.analysis.gradient_page import gradients_html
     from lecritique.analysis.gradient_study import study_gradients
     from lecritique.analysis.study_subject import CRITICS, open_subject
-    from lecritique.runs.directory import write_json
 
     subject = open_subject(target, overrides or [], arm=None, critics=CRITICS, warmup_batches=warmup_batches)
     try:
@@ -147,7 +151,7 @@ def gradients(
         subject.parts.engine.close()
     _print_gradients(found)
     if out is not None:
-        _write(lambda: write_json(out, found), out)
+        write_results(found, gradients_html(found), out.with_suffix(".html"))
 
 
 def _print_gradients(found: dict[str, Any]) -> None:
@@ -158,13 +162,7 @@ def _print_gradients(found: dict[str, Any]) -> None:
         f"{found['parameters']:,} parameters, {how}",
         soft_wrap=True,
     )
-    shown = Table(title="variance of the policy gradient; in brackets the 95% interval over problems", box=None)
-    for head in ("baseline", "trace", "of none", "mean of a group, of none"):
-        shown.add_column(head, justify="left" if head == "baseline" else "right")
-    for name, entry in found["estimators"].items():
-        ratios = [bracketed(entry[kind]["ratio"]) for kind in ("trajectory", "group")]
-        shown.add_row(name.replace("_", "-"), number(entry["trajectory"]["trace"]), *ratios)
-    console.print(shown)
+    _print_variances(found)
     norms = found["score_norms"]
     counts = norms["trajectories"]
     console.print(
@@ -181,6 +179,28 @@ def _print_gradients(found: dict[str, Any]) -> None:
             f"{bracketed(tether['score_norm_optimum'])}, on {tether['tokens']} tokens",
             soft_wrap=True,
         )
+
+
+def _print_variances(found: dict[str, Any]) -> None:
+    from lecritique.analysis.gradient_page import WHY_CENTRED
+    from lecritique.analysis.variance_ratios import KINDS, of_critics, shown_name
+
+    shown = Table(title="variance of the policy gradient; in brackets the 95% interval over problems", box=None)
+    for head in ("baseline", "trace", "of none", "mean of a group, of none"):
+        shown.add_column(head, justify="left" if head == "baseline" else "right")
+    for name, entry in found["estimators"].items():
+        ratios = [bracketed(entry[kind]["ratio"]) for kind in KINDS]
+        shown.add_row(shown_name(name), number(entry["trajectory"]["trace"]), *ratios)
+    print_table(shown)
+    console.print(WHY_CENTRED, soft_wrap=True)
+    paired = Table(title="variance under one over that under another, on the same resamples", box=None)
+    for head in ("baselines", "ratio", "mean of a group"):
+        paired.add_column(head, justify="left" if head == "baselines" else "right")
+    for pair in of_critics(found["contrasts"], found["critics"]):
+        label = f"{shown_name(pair['a'])} / {shown_name(pair['b'])}"
+        paired.add_row(label, *(bracketed(pair[kind]) for kind in KINDS))
+    if found["critics"]:
+        print_table(paired)
 
 
 def write_results(found: dict[str, Any], html: str, target: Path) -> None:
@@ -216,7 +236,7 @@ def _print_values(found: dict[str, Any]) -> None:
             cells += [calibration.get(name) for name in ("brier", "calibration_error", "auc")]
             numbers = [number(None if each is None else each["estimate"]) for each in cells]
             shown.add_row(arm, critic.replace("_", "-"), bracketed(fit["explained_variance"]), *numbers)
-    console.print(shown)
+    print_table(shown)
     for arm, record in found["arms"].items():
         if record["critic_minus_leave_one_out"] is not None:
             gap = record["critic_minus_leave_one_out"]["pooled"]["all"]["explained_variance"]

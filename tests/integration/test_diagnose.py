@@ -95,8 +95,21 @@ def test_the_commands_on_a_recipe(tmp_path):
     )
     assert studied.exit_code == 0, studied.output
     record = assert_no_nan(tmp_path / "g.json")
-    assert list(record["estimators"]) == ["none", "mean", "leave_one_out", "value", "pvf", "tether", "evpo"]
+    names = ["none", "none_centred", "mean", "leave_one_out", "value", "pvf", "tether", "evpo"]
+    assert list(record["estimators"]) == names and record["critics"] == ["value", "pvf"]
     assert record["estimators"]["none"]["trajectory"]["ratio"]["estimate"] == 1
+    traces = {name: of["trajectory"]["trace"] for name, of in record["estimators"].items()}
+    assert len(record["contrasts"]) == 28
+    for pair in record["contrasts"]:
+        assert pair["trajectory"]["estimate"] == pytest.approx(traces[pair["a"]] / traces[pair["b"]])
+    # The group mean of four holds a quarter of its own return.
+    assert traces["mean"] == pytest.approx((3 / 4) ** 2 * traces["leave_one_out"], rel=1e-5)
+    (pair,) = (p["trajectory"] for p in record["contrasts"] if (p["a"], p["b"]) == ("pvf", "value"))
+    assert f"{pair['estimate']:.3f}" in studied.output.split("pvf / value")[1]
+    assert "none, rewards centred" in studied.output
+    html = (tmp_path / "g.html").read_text()
+    assert "pvf over value" in html and "none, rewards centred" in html
+    assert 'id="gradients-trajectory-' in html and 'id="gradients-group-' in html
     assert record["relative_error_of_a_norm"] == 0 and record["tether"]["critic"] == "value"
 
 

@@ -8,14 +8,28 @@ import torch
 from tree_mdp import Tree, moments
 
 from lecritique.analysis.gradient_statistics import GradientSums
-from lecritique.analysis.gradient_study import NONE, rho_intervals, variance_ratios
+from lecritique.analysis.gradient_study import less_constant, rho_intervals
 from lecritique.analysis.score_gradients import ProblemSums
 from lecritique.analysis.value_statistics import Resampling
+from lecritique.analysis.variance_ratios import (
+    NONE,
+    NONE_CENTRED,
+    Traces,
+    contrasts,
+    of_critics,
+    traces_of,
+    variance_ratios,
+)
+from lecritique.credit.estimators import ScoredGroup
 from lecritique.numerics.baselines import group_advantages, group_baselines
+from lecritique.numerics.statistics.bootstrap import cluster_draws, percentile_bounds
 from lecritique.numerics.tether import score_norm_optimum, tether_pairs
+from tests.unit.small_models import trajectory
 
 PROBLEMS = 400
-ESTIMATORS = (NONE, "mean", "leave_one_out", "value", "pvf")
+ESTIMATORS = (NONE, NONE_CENTRED, "mean", "leave_one_out", "value", "pvf")
+# The tree's rewards lie in [0, 1.8].
+MIDDLE = 0.9
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +41,10 @@ def per_member(tree: Tree) -> dict[str, torch.Tensor]:
     """The gradient of each member of every group of two, [G, 2, P], by estimator."""
     groups = tree.groups
     scores = tree.scores.sum(1)[groups]
-    found = {NONE: tree.rewards[groups][..., None] * scores}
+    found = {
+        NONE: tree.rewards[groups][..., None] * scores,
+        NONE_CENTRED: (tree.rewards[groups] - MIDDLE)[..., None] * scores,
+    }
     for kind in ("mean", "leave_one_out"):
         _, advantages = group_advantages(tree.rewards[groups], kind)
         found[kind] = advantages[..., None] * scores
@@ -50,6 +67,10 @@ def kept(gradients: dict[str, torch.Tensor], drawn: torch.Tensor) -> dict[str, G
     return dict(zip(gradients, sums.sums(), strict=True))
 
 
+def sampled(gradients: dict[str, torch.Tensor], drawn: torch.Tensor, *, replicates: int) -> Traces:
+    return traces_of(kept(gradients, drawn), Resampling(len(drawn), replicates=replicates))
+
+
 def exact_ratios(tree: Tree, gradients: dict[str, torch.Tensor]) -> dict[str, tuple[float, float]]:
     """By enumeration: of a member's gradient, and of the group's mean."""
     p = tree.group_probability
@@ -69,27 +90,73 @@ def test_ratios_equal_enumeration_within_their_intervals(tree: Tree) -> None:
     assert exact["pvf"][0] < exact["value"][0] < 1
     repetitions, inside = 8, 0
     for seed in range(repetitions):
-        found = variance_ratios(kept(gradients, drawn_groups(tree, seed)), Resampling(PROBLEMS, replicates=400))
+        found = variance_ratios(sampled(gradients, drawn_groups(tree, seed), replicates=400))
         for name in ESTIMATORS[1:]:
             for kind, expected in zip(("trajectory", "group"), exact[name], strict=True):
                 ratio = found[name][kind]["ratio"]
                 inside += ratio["low"] <= expected <= ratio["high"]
                 assert ratio["estimate"] == pytest.approx(expected, rel=0.25)
-    # 95% of 64 intervals that are not independent of each other.
-    assert inside >= 56
+    # 95% of 80 intervals that are not independent of each other.
+    assert inside >= 70
 
 
 def test_large_samples_come_to_the_enumerated_ratio(tree: Tree) -> None:
     gradients = per_member(tree)
     exact = exact_ratios(tree, gradients)
-    found = variance_ratios(kept(gradients, drawn_groups(tree, 9, 2500)), Resampling(2500, replicates=2))
+    found = variance_ratios(sampled(gradients, drawn_groups(tree, 9, 2500), replicates=2))
     for name in ESTIMATORS:
         for kind, expected in zip(("trajectory", "group"), exact[name], strict=True):
             assert found[name][kind]["ratio"]["estimate"] == pytest.approx(expected, rel=0.08)
 
 
+def test_a_pair_s_ratio_is_the_enumerated_one(tree: Tree) -> None:
+    gradients = per_member(tree)
+    exact = exact_ratios(tree, gradients)
+    repetitions, inside, pairs = 8, 0, 0
+    for seed in range(repetitions):
+        together = contrasts(sampled(gradients, drawn_groups(tree, seed), replicates=400))
+        assert len(together) == len(ESTIMATORS) * (len(ESTIMATORS) - 1) / 2
+        for pair in together:
+            for place, kind in enumerate(("trajectory", "group")):
+                ratio, expected = pair[kind], exact[pair["a"]][place] / exact[pair["b"]][place]
+                inside += ratio["low"] <= expected <= ratio["high"]
+                pairs += 1
+        (best,) = (pair["trajectory"] for pair in together if {pair["a"], pair["b"]} == {"pvf", "value"})
+        assert best["high"] < 1
+    assert inside >= 0.87 * pairs
+
+
+def test_a_pair_s_interval_is_of_problems_drawn_once_for_both(tree: Tree) -> None:
+    gradients, drawn = per_member(tree), drawn_groups(tree, 3, 30)
+    traces = sampled(gradients, drawn, replicates=40)
+    pair = next(p for p in contrasts(traces) if (p["a"], p["b"]) == ("pvf", "value"))
+    literal = []
+    for problems in cluster_draws(30, replicates=40):
+        counts = np.bincount(problems, minlength=30)[None].astype(float)
+        above, below = (kept(gradients, drawn)[name].trace(counts)[0] for name in ("pvf", "value"))
+        literal.append(above / below)
+    assert (pair["trajectory"]["low"], pair["trajectory"]["high"]) == pytest.approx(percentile_bounds(literal))
+    assert [(p["a"], p["b"]) for p in of_critics(contrasts(traces), ["value", "pvf"])] == [
+        ("value", NONE_CENTRED), ("pvf", NONE_CENTRED), ("value", "mean"), ("pvf", "mean"),
+        ("value", "leave_one_out"), ("pvf", "leave_one_out"), ("pvf", "value"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("b", [0.0, 0.3, MIDDLE])
+def test_a_constant_leaves_the_mean_gradient_and_changes_its_size_by_the_stated_equation(tree: Tree, b: float) -> None:
+    p, R, s = tree.probability, tree.rewards, tree.scores.sum(1)
+    mean, variance = moments((R - b)[:, None] * s, p)
+    assert torch.allclose(mean, tree.true_gradient, atol=1e-12)
+    size = s.square().sum(-1)
+    stated = float(p @ (R**2 * size - 2 * b * R * size + b**2 * size) - mean.square().sum())
+    assert variance == pytest.approx(stated, rel=1e-10)
+    members = tuple(trajectory([0, 1, 1], episode_return=r, member=k) for k, r in enumerate((0.0, 1.0)))
+    group = ScoredGroup(group_id=members[0].rollout_id.group, trajectories=members, predictions=None)
+    assert [column.tolist() for column in less_constant(group, b)] == [[0, -b, -b], [0, 1 - b, 1 - b]]
+
+
 def test_no_baseline_is_one_without_spread(tree: Tree) -> None:
-    found = variance_ratios(kept(per_member(tree), drawn_groups(tree, 1, 50)), Resampling(50, replicates=50))
+    found = variance_ratios(sampled(per_member(tree), drawn_groups(tree, 1, 50), replicates=50))
     assert found[NONE]["trajectory"]["ratio"] == pytest.approx({"estimate": 1, "low": 1, "high": 1})
 
 
@@ -130,5 +197,5 @@ def test_rewards_that_are_all_zero_leave_nothing_to_compare_with() -> None:
     sums = ProblemSums(3, 1, 2)
     for problem in range(3):
         sums.add(problem, torch.zeros(1, 2))
-    found = variance_ratios(dict(zip([NONE], sums.sums(), strict=True)), Resampling(3, replicates=20))
+    found = variance_ratios(traces_of(dict(zip([NONE], sums.sums(), strict=True)), Resampling(3, replicates=20)))
     assert found[NONE]["trajectory"]["ratio"] == {"estimate": None, "low": None, "high": None}
