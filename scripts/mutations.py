@@ -262,7 +262,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("(_spread(a) ** 2 + _spread(b) ** 2) / 2.0)", "(_spread(a) ** 2 + _spread(b) ** 2))"),
         ("+ 0.5 * (a[:, None] == b[None, :])", "+ 1.0 * (a[:, None] == b[None, :])"),
         ("(a[:, None] > b[None, :])", "(a[:, None] < b[None, :])"),
-        ("wins_SS[drawn_RS[:, :, None], drawn_RS[:, None, :]]", "wins_SS[drawn_RS[:, :, None], drawn_RS[:, :, None]]"),
+        ("((times_RS @ wins_SS) * times_RS)", "((times_RS @ wins_SS) * (times_RS > 0))"),
         ("differences[cluster_draws(S, replicates=replicates)].mean(axis=1)", "differences[cluster_draws(S, replicates=replicates)].mean(axis=0)"),
         ("FEWEST_FOR_INTERVAL = 3", "FEWEST_FOR_INTERVAL = 2"),
         ("np.diff(np.minimum(spent, until), prepend=0.0) * np.isfinite(values)", "np.diff(spent, prepend=0.0) * np.isfinite(values)"),

@@ -28,13 +28,18 @@ MAY_CHANGE = (
     "run.eval_every",
     "eval",
     "rollout.max_failed_fraction",
+    "runtime.address",
+    "runtime.recompute_activations",
 )
 # The method stays the same and sums are taken in another order: the last bits of the resumed run change.
 # 'runtime.dtype' is not here: weights and moments were saved in one precision.
 MAY_CHANGE_BITS = (
+    "runtime.type",
+    "runtime.actors",
     "runtime.device",
     "runtime.ranks",
     "runtime.micro_batch_tokens",
+    "runtime.layout",
     "runtime.engine",
     "runtime.decode_rows",
     "runtime.decode_chunk_tokens",
@@ -63,21 +68,35 @@ def with_changes(own: RunConfig, overrides: Sequence[str]) -> RunConfig:
         raise configuration_error(error, RunConfig) from error
 
 
-def allowed_changes(own: RunConfig, wanted: RunConfig) -> Changes:
+def allowed_changes(own: RunConfig, wanted: RunConfig, *, overrides: Sequence[str] = ()) -> Changes:
     """Keys on which two resolved configurations differ, with the run's own value and the new one.
+
+    Args:
+        own: what the run is.
+        wanted: what it is to be.
+        overrides: as they were typed, `key.path=value`: a refusal names one of them rather than what follows from it.
 
     Raises:
         ConfigurationError: a key that a resumed run may not change.
     """
     changes = differences(own, wanted)
     allowed = (*MAY_CHANGE, *MAY_CHANGE_BITS)
-    for key, (before, after) in changes.items():
-        if not any(key == name or key.startswith(f"{name}.") for name in allowed):
-            raise ConfigurationError(
-                f"'{key}' was {before!r} and cannot become {after!r} when a run is resumed: it would be another run. "
-                f"What may change: {', '.join(allowed)}."
-            )
+    refused = [key for key in changes if not any(_within(key, name) for name in allowed)]
+    if refused:
+        typed = [text.partition("=")[0].strip() for text in overrides]
+        key = min(
+            refused, key=lambda k: (not any(_within(k, name) for name in typed), not k.endswith(".type"), k.count("."))
+        )
+        before, after = changes[key]
+        raise ConfigurationError(
+            f"'{key}' was {before!r} and cannot become {after!r} when a run is resumed: it would be another run. "
+            f"What may change: {', '.join(allowed)}."
+        )
     return changes
+
+
+def _within(key: str, name: str) -> bool:
+    return key == name or key.startswith(f"{name}.")
 
 
 def changes_bits(changes: Mapping[str, Any]) -> bool:

@@ -15,6 +15,7 @@ from lecritique.config.schema import RunConfig
 from lecritique.core.errors import ConfigurationError
 from lecritique.core.seeds import derive_seed
 from lecritique.models.chat import ChatRenderer
+from lecritique.models.devices import default_device
 from lecritique.models.weights import MemoryWeightStore
 from lecritique.runs.evaluations import EvaluationFolder, ProblemResult
 from lecritique.runtime.build import sampling_of
@@ -65,9 +66,10 @@ def plan_evaluation(source: str, wishes: Wishes) -> EvaluationPlan:
         CheckpointError: a run without a whole checkpoint.
         DataError: a set without a problem.
     """
+    _require_there(source)
     configs = _configs(source, wishes)
     first = next(iter(configs.values()))
-    device = first.runtime.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = first.runtime.device or default_device()
     for name, config in configs.items():
         for key in ("dtype", "device"):
             if getattr(config.runtime, key) != getattr(first.runtime, key):
@@ -96,6 +98,15 @@ def plan_evaluation(source: str, wishes: Wishes) -> EvaluationPlan:
         settings=settings,
         notes=tuple(note for note in notes if note),
     )
+
+
+def _require_there(source: str) -> None:
+    """Raise ConfigurationError for what can only be meant as a path and leads nowhere; the rest may be a hub id."""
+    path = Path(source).expanduser()
+    as_path = path.is_absolute() or source.startswith((".", "~")) or len(path.parts) > 2
+    beside = len(path.parts) == 2 and path.parent.is_dir()
+    if (as_path or beside) and not path.exists():
+        raise ConfigurationError(f"there is no run, checkpoint or model folder '{source}' to evaluate.")
 
 
 def run_evaluation(

@@ -18,6 +18,7 @@ from lecritique.runtime.saving import newest_checkpoint, saved_tree
 from lecritique.runtime.spending import limits_of
 
 if TYPE_CHECKING:
+    from lecritique.runtime.actor_roles import ActorRoles
     from lecritique.runtime.training_group import TrainingGroup
 
 
@@ -35,16 +36,17 @@ class Resume:
     first: int
     passed_over: tuple[str, ...]
 
-    def begin(self, group: TrainingGroup | None = None) -> Parts:
+    def begin(self, group: TrainingGroup | None = None, actors: ActorRoles | None = None) -> Parts:
         """The roles as the checkpoint left them; the run's directory says from now on that it was resumed.
 
         Args:
             group: the processes that train, for more than one.
+            actors: what holds the models, where this process does not.
 
         Raises:
             CheckpointError: the checkpoint does not fit the run.
         """
-        parts = build(self.base, group)
+        parts = build(self.base, group, actors)
         restore_run(parts, _tree_of(self.checkpoint, group))
         self.directory.go_on(
             self.base.config,
@@ -90,18 +92,18 @@ def resume(path: Path, overrides: Sequence[str]) -> Resume:
     own = read_config(path)
     directory = RunDirectory.reopen(path)
     try:
-        return _checked(directory, own, with_changes(own, overrides))
+        return _checked(directory, own, with_changes(own, overrides), overrides)
     except BaseException:
         directory.close()
         raise
 
 
-def _checked(directory: RunDirectory, own: RunConfig, wanted: RunConfig) -> Resume:
+def _checked(directory: RunDirectory, own: RunConfig, wanted: RunConfig, overrides: Sequence[str]) -> Resume:
     path = directory.path
     checkpoint, passed_over = newest_checkpoint(path)
     base = load_base(wanted)
     # Resolved too, so that a key that is newer than the run counts as what it means by default.
-    changes = allowed_changes(resolved_against(own, base.environment, base.language), base.config)
+    changes = allowed_changes(resolved_against(own, base.environment, base.language), base.config, overrides=overrides)
     first, steps = checkpoint_step(checkpoint), base.config.run.steps
     if first > steps:
         raise ConfigurationError(f"'run.steps' = {steps} lies behind the {first} steps that '{path}' has done already.")

@@ -183,10 +183,13 @@ def test_it_says_when_the_run_trained_on_these_rows(run, evaluate):
         ("tiny", ("--task", "demo", "sampling.max_total_tokens=9999"), "over the context length"),
         ("tiny", ("--task", "demo runtime.dtype=float64", "--task", "demo task.rows=3"), "'runtime.dtype'"),
         ("no-such-model", ("--task", "demo"), "no-such-model"),
-        ("./no/such/run", ("--task", "demo"), "does not exist"),
+        ("./no/such/run", ("--task", "demo"), "there is no run, checkpoint or model folder './no/such/run'"),
+        ("runs/no-such-run", (), "there is no run, checkpoint or model folder 'runs/no-such-run'"),
     ],
 )
-def test_bad_input_is_one_sentence(evaluate, source, arguments, said):
+def test_bad_input_is_one_sentence(evaluate, source, arguments, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
     answer = evaluate(source, *arguments)
     assert answer.code == 2 and said in answer.err and "Traceback" not in answer.err
     assert answer.err.strip().count("\n") == 0

@@ -100,7 +100,11 @@ def probability_of_improvement(
     low, high = math.nan, math.nan
     if S >= FEWEST_FOR_INTERVAL:
         drawn_RS = cluster_draws(S, replicates=replicates)
-        low, high = percentile_bounds(wins_SS[drawn_RS[:, :, None], drawn_RS[:, None, :]].mean(axis=(1, 2)), level)
+        # A seed drawn m times meets the others m times: the mean over pairs of drawn seeds is m' wins m / S^2, which
+        # needs no array of replicates times pairs.
+        times_RS = np.bincount((drawn_RS + S * np.arange(replicates)[:, None]).ravel(), minlength=replicates * S)
+        times_RS = times_RS.reshape(replicates, S).astype(np.float64)
+        low, high = percentile_bounds(((times_RS @ wins_SS) * times_RS).sum(axis=1) / S**2, level)
     return BootstrapInterval(estimate=float(wins_SS.mean()), low=low, high=high, units=S)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from lecritique.config.explain import key_paths
 from lecritique.config.load import compose, load_recipe
+from lecritique.config.resolve import differences
 from lecritique.config.resume import MAY_CHANGE, MAY_CHANGE_BITS, allowed_changes, changes_bits, with_changes
 from lecritique.config.schema import RunConfig
 from lecritique.core.errors import ConfigurationError
@@ -48,6 +49,16 @@ def test_everything_else_is_refused_by_name(own, override) -> None:
         ConfigurationError, match=rf"'{key}' was .* cannot become .*{value}.*What may change: run.steps"
     ):
         allowed_changes(own, with_changes(own, ["run.steps=200", override]))
+
+
+@pytest.mark.parametrize("override", ["estimator.type=value", 'estimator={type="value"}', "run.seed=1"])
+def test_a_refusal_names_what_was_typed_not_what_follows_from_it(own, override) -> None:
+    wanted = with_changes(own, [override])
+    typed = override.partition("=")[0]
+    typed = "estimator.type" if typed == "estimator" else typed
+    assert sum(key.startswith("estimator.") for key in differences(own, wanted)) != 1
+    with pytest.raises(ConfigurationError, match=rf"^'{typed}' was "):
+        allowed_changes(own, wanted, overrides=["run.steps=200", override])
 
 
 def test_unknown_keys_and_unfit_values_are_the_usual_errors(own) -> None:

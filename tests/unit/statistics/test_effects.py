@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+import tracemalloc
 
 import numpy as np
 import pytest
 
+from lecritique.numerics.statistics.bootstrap import cluster_draws, percentile_bounds
 from lecritique.numerics.statistics.effects import (
     area_under_curve,
     mean_difference,
@@ -67,6 +69,20 @@ def test_probability_of_improvement_resamples_the_seeds_of_both_arms_together() 
     assert np.quantile(exact, 0.97) - 1e-9 <= found.high <= 1.0
     sure = probability_of_improvement([5.0, 6.0, 7.0], [1.0, 2.0, 3.0])
     assert (sure.estimate, sure.low, sure.high) == (1.0, 1.0, 1.0)
+
+
+def test_probability_of_improvement_equals_the_literal_pairs_of_drawn_seeds_and_needs_no_array_of_them() -> None:
+    rng = np.random.default_rng(3)
+    a, b = rng.integers(0, 6, 9).astype(float), rng.integers(0, 6, 9).astype(float)
+    wins = (a[:, None] > b) + 0.5 * (a[:, None] == b)
+    literal = [wins[np.ix_(drawn, drawn)].mean() for drawn in cluster_draws(9, replicates=200)]
+    found = probability_of_improvement(a, b, replicates=200)
+    assert (found.low, found.high) == percentile_bounds(literal)
+    tracemalloc.start()
+    probability_of_improvement(rng.normal(size=300), rng.normal(size=300))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 * 2000 * 300 * 8  # replicates times seeds times eight; pairs would be 300
 
 
 @pytest.mark.parametrize("seeds", [0, 1, 2, 3])
