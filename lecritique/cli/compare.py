@@ -11,7 +11,7 @@ import typer
 from rich.live import Live
 from rich.table import Table
 
-from lecritique.cli.output import console, fail, number
+from lecritique.cli.output import console, fail, number, print_table
 from lecritique.cli.progress import spent_share
 from lecritique.cli.train import Overrides, RecipeArgument
 from lecritique.config.comparison import budget_of, compare_section
@@ -114,8 +114,8 @@ def _finish(comparison: Plan, codes: dict[str, int]) -> None:
     summary = json.loads(write_summary(comparison.out).read_text(encoding="utf-8"))
     page = write_report(comparison.out)
     console.print(f"mean of the last steps, one figure per seed; base model {number(summary['base_reward'])}")
-    console.print(summary_table(summary))
-    console.print(spending_table(summary))
+    print_table(summary_table(summary))
+    print_table(spending_table(summary))
     console.print(f"report: {page}", soft_wrap=True)
     failed = {name: code for name, code in codes.items() if code != EXIT_OK}
     if failed:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from lecritique.actors.seats import described
 from lecritique.cli.output import console
 from lecritique.config.cluster import Cluster
 from lecritique.config.load import Recipe
@@ -50,7 +51,15 @@ def print_base(base: Base, cluster: Cluster | None = None) -> None:
 def print_plan(config: RunConfig, shape: ModelShape, cluster: Cluster | None) -> None:
     """Print a resolved configuration, and what follows from it."""
     console.print_json(json.dumps(config.model_dump(mode="json")))
-    for line in (*arithmetic(config), *memory(config, shape), *placement(config, shape, cluster)):
+    for line in arithmetic(config):
+        console.print(line, soft_wrap=True)
+    if cluster is not None:
+        console.print(
+            "Memory: first of roles that are whole on one device each, where the embedded engine decodes "
+            f"'runtime.decode_rows' = {config.runtime.decode_rows} rows at once; then of a GPU of its cluster.",
+            soft_wrap=True,
+        )
+    for line in (*memory(config, shape), *placement(config, shape, cluster)):
         console.print(line, soft_wrap=True)
 
 
@@ -152,9 +161,12 @@ def _critic_arithmetic(config: RunConfig, minibatch: int) -> Iterator[str]:
 
 def memory(config: RunConfig, shape: ModelShape) -> Iterator[str]:
     """Bytes of each role over all its devices."""
-    from lecritique.planning.memory import MASTER, activation_bytes, role_memory, stored_weights
+    from lecritique.planning.memory import MASTER, activation_bytes, role_memory, stored_weights, trained_parameters
 
     yield f"Model: {shape.parameters:,} parameters, from {shape.source}."
+    for role, count in trained_parameters(config, shape).items():
+        if count < shape.backbone_parameters:
+            yield f"Adapter: of the {role}, {count:,} parameters train and {shape.backbone_parameters:,} are frozen."
     if shape.partial_layers:
         yield (
             f"Model: it has layers of {', '.join(shape.partial_layers)}, which this version refuses to run; here are "
@@ -172,14 +184,18 @@ def memory(config: RunConfig, shape: ModelShape) -> Iterator[str]:
             f"Memory: float32 master weights, gradients and moments would be {MASTER} bytes a parameter instead of 8: "
             f"{size_text(shape.parameters * MASTER)} a trainer."
         )
-        kept = activation_bytes(config, shape, checkpointing=True)
-        yield f"Memory: with activation checkpointing a micro-batch would keep {size_text(kept)}."
+        if not config.runtime.recompute_activations:
+            kept = activation_bytes(config, shape, checkpointing=True)
+            yield f"Memory: with 'runtime.recompute_activations' = true a micro-batch would keep {size_text(kept)}."
 
 
 def placement(config: RunConfig, shape: ModelShape, cluster: Cluster | None) -> Iterator[str]:
     """Which role is where: on the recipe's cluster, or in one process."""
-    if cluster is None:
+    if config.runtime.type == "ray":
+        yield from described(config)
+    elif cluster is None:
         yield f"Placement: one process on {config.runtime.device}, all roles beside each other."
+    if cluster is None:
         return
     from lecritique.planning.placement import placement_of
 
@@ -188,7 +204,8 @@ def placement(config: RunConfig, shape: ModelShape, cluster: Cluster | None) -> 
 
 def placed_roles(config: RunConfig, shape: ModelShape, placed: Placement) -> Iterator[str]:
     """GPUs of each role, and what one of them holds."""
-    from lecritique.planning.placement import memory_on_gpus
+    from lecritique.planning.memory import longest_row
+    from lecritique.planning.placement import in_flight, memory_on_gpus
 
     if placed.shared:
         yield f"Placement: {placed.total} {placed.gpu.name}, on which all roles take turns."
@@ -203,7 +220,8 @@ def placed_roles(config: RunConfig, shape: ModelShape, placed: Placement) -> Ite
         verdict = "fits" if held.fits(placed.gpu) else "DOES NOT FIT"
         parts = [f"{size_text(held.fixed)} of weights and states"]
         if held.cache:
-            parts.append(f"up to {size_text(held.cache)} of cache")
+            rows = -(-in_flight(config) // placed.of("inference"))
+            parts.append(f"up to {size_text(held.cache)} of cache for {rows} rows of {longest_row(config):,} tokens")
         if held.activations:
             how = "checkpointed activations" if held.checkpointing else "activations"
             parts.append(f"{size_text(held.activations)} of {how}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from lecritique.cli.output import console, number
+from lecritique.cli.output import console, number, print_table
 from lecritique.cli.train import Overrides
 from lecritique.config.teachers import TeacherContent
 from lecritique.core.errors import ConfigurationError
@@ -256,7 +256,7 @@ def _print_profiles(found: dict[str, Any]) -> None:
         shown.add_row(f"{b / bins:g}", *(number(of["profile"][b]["estimate"]) for of in columns.values()))
     shown.add_section()
     shown.add_row("whole", *(bracketed(of["mean"]) for of in columns.values()))
-    console.print(shown)
+    print_table(shown)
 
 
 def _print_continuations(found: dict[str, Any]) -> None:
@@ -277,7 +277,7 @@ def _print_continuations(found: dict[str, Any]) -> None:
             "-" if gain is None else bracketed(gain["all"]["all"]["brier"]),
             "-" if contrast is None else bracketed(contrast["all"]),
         )
-    console.print(shown)
+    print_table(shown)
 
 
 def _print_head(found: dict[str, Any], what: str) -> None:

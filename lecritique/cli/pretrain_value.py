@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from lecritique.cli.output import console, number
+from lecritique.cli.output import console, number, print_table
 from lecritique.cli.train import Overrides, RecipeArgument
 from lecritique.config.load import compose, load_recipe
 
@@ -98,7 +98,7 @@ def _run(plan: Any, out: Path) -> None:
 
 
 def _show(summary: dict[str, Any], out: Path) -> None:
-    console.print(summary_table(summary))
+    print_table(summary_table(summary))
     gain = summary.get("privileged_minus_clean")
     if gain is not None:
         console.print(

@@ -28,6 +28,8 @@ class Cluster(Config):
     """Mean length of a prompt."""
     response_tokens: int | None = Field(None, ge=1)
     """Mean number of tokens that the policy samples in a rollout; by default half of what a turn may have."""
+    context_tokens: int | None = Field(None, ge=0)
+    """Mean number of tokens that the critic reads beside a rollout; by default a guess from what it is told."""
     spread: float = Field(0.6, ge=0)
     """Standard deviation of that number over its mean."""
     published_seconds: dict[str, float] = Field(default_factory=dict)

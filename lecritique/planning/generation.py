@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
-from lecritique.planning.events import Clock
+import simpy
+
 from lecritique.planning.roofline import Roofline
 
 # How far rows go before the length of their contexts is looked at again.
@@ -35,8 +36,11 @@ class _Row:
 class GeneratingGpu:
     """One engine with its key-value cache. Rows that do not fit wait.
 
+    A process of the simulation advances the rows from one end of a rollout to the next; whoever changes what the engine
+    has to do wakes it.
+
     Args:
-        clock: of the simulation.
+        environment: the simulation.
         roofline: how long a decode step takes.
         prompt_tokens: in front of each row.
         most_rows: that the cache has room for.
@@ -45,14 +49,14 @@ class GeneratingGpu:
 
     def __init__(
         self,
-        clock: Clock,
+        environment: simpy.Environment,
         roofline: Roofline,
         *,
         prompt_tokens: float,
         most_rows: int,
         on_end: Callable[[SimulatedRollout], None],
     ) -> None:
-        self._clock = clock
+        self._environment = environment
         self._roofline = roofline
         self._prompt_tokens = prompt_tokens
         self._prefill_seconds = roofline.score_seconds(roofline.forward_flops(prompt_tokens, output=False), 1)
@@ -66,11 +70,12 @@ class GeneratingGpu:
         self._looked_at = 0.0
         self._blocked_until = 0.0
         self._seconds_a_token = 0.0
-        self._plan = 0
         self._numbers = 0
         self._prompts_read: set[int] = set()
         self.busy_seconds = 0.0
         self.tokens = 0.0
+        self._changed = environment.event()
+        environment.process(self._generate())
 
     @property
     def load(self) -> int:
@@ -81,7 +86,7 @@ class GeneratingGpu:
         """Begin these when there is room."""
         self._catch_up()
         self._waiting.extend(rollouts)
-        self._admit_and_plan()
+        self._wake()
 
     def cancel(self, stale: Callable[[SimulatedRollout], bool]) -> list[SimulatedRollout]:
         """Drop the rows for which `stale` holds; they are not reported as ended."""
@@ -93,7 +98,7 @@ class GeneratingGpu:
             self._began_sum = sum(row.began_at for row in self._rows)
             for row in dropped:
                 row.rollout.cancelled = True
-        self._admit_and_plan()
+        self._wake()
         return [row.rollout for row in dropped]
 
     def forget(self, groups: set[int]) -> None:
@@ -105,14 +110,33 @@ class GeneratingGpu:
         self._catch_up()
         self.version = version
         self._block(seconds)
-        self._admit_and_plan()
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self._changed.triggered:
+            self._changed.succeed()
 
     def _block(self, seconds: float) -> None:
-        self._blocked_until = max(self._blocked_until, self._clock.now) + seconds
+        self._blocked_until = max(self._blocked_until, self._environment.now) + seconds
+
+    def _generate(self) -> Generator[simpy.Event, None, None]:
+        """Wait for the next row that ends or for a change, tell of the rows that ended, and go on."""
+        while True:
+            self._admit()
+            self._changed = self._environment.event()
+            if self._rows:
+                yield self._changed | self._environment.timeout(self._plan_seconds())
+            else:
+                yield self._changed
+            self._catch_up()
+            ended = self._take_ended()
+            self._admit()
+            for rollout in ended:
+                self._on_end(rollout)
 
     def _catch_up(self) -> None:
         """Advance all rows to the present."""
-        now = self._clock.now
+        now = self._environment.now
         if self._rows:
             working = now - max(self._looked_at, min(self._blocked_until, now))
             if self._seconds_a_token and working > 0:
@@ -122,7 +146,8 @@ class GeneratingGpu:
             self.busy_seconds += now - self._looked_at
         self._looked_at = now
 
-    def _admit_and_plan(self) -> None:
+    def _admit(self) -> None:
+        """Begin what waits as far as there is room, each row with the weights of this moment."""
         while self._waiting and len(self._rows) < self._most_rows:
             rollout = self._waiting.popleft()
             rollout.version = self.version
@@ -133,25 +158,19 @@ class GeneratingGpu:
             row = _Row(self._position + rollout.tokens, self._numbers, rollout, self._position)
             heapq.heappush(self._rows, row)
             self._began_sum += self._position
-        self._plan += 1
-        if not self._rows:
-            return
+
+    def _plan_seconds(self) -> float:
+        """Seconds until the first row ends, or the stride is over; the pace at which rows go until then."""
         made = self._position - self._began_sum / len(self._rows)
         self._seconds_a_token = self._roofline.decode_seconds(len(self._rows), self._prompt_tokens + made)
         tokens = min(_STRIDE_TOKENS, max(0.0, self._rows[0].ends_at - self._position))
-        blocked = max(0.0, self._blocked_until - self._clock.now)
-        plan = self._plan
-        self._clock.after(blocked + tokens * self._seconds_a_token, lambda: self._look(plan))
+        blocked = max(0.0, self._blocked_until - self._environment.now)
+        return blocked + tokens * self._seconds_a_token
 
-    def _look(self, plan: int) -> None:
-        if plan != self._plan:  # something happened in between, and planned anew
-            return
-        self._catch_up()
+    def _take_ended(self) -> list[SimulatedRollout]:
         ended = []
         while self._rows and self._rows[0].ends_at <= self._position + 1e-6:
             row = heapq.heappop(self._rows)
             self._began_sum -= row.began_at
             ended.append(row.rollout)
-        self._admit_and_plan()
-        for rollout in ended:
-            self._on_end(rollout)
+        return ended

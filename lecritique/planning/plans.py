@@ -60,6 +60,7 @@ class Planner:
             roofline=self.roofline,
             prompt_tokens=self.cluster.prompt_tokens,
             response_tokens=self.response_tokens,
+            told_to_critic=self.cluster.context_tokens,
         )
 
     @property

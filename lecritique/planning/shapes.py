@@ -138,6 +138,11 @@ def shape_of(name: str) -> ModelShape:
     )
 
 
+def is_here(name: str) -> bool:
+    """Whether a model's configuration, and so in all likelihood the model, is on this machine."""
+    return bool(name.strip()) and _local_config(name) is not None
+
+
 def shape_from(config: Mapping[str, Any], *, name: str, source: str) -> ModelShape:
     """The sizes that a config.json says.
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import simpy
 
-from lecritique.planning.events import Clock, Worker
 from lecritique.planning.generation import GeneratingGpu, SimulatedRollout
 from lecritique.planning.lengths import Lengths
 from lecritique.planning.roofline import Roofline
 from lecritique.planning.work import Work
+from lecritique.planning.worker import Worker
 
 _GROUPS_AT_ONCE = 256
 
@@ -90,18 +91,22 @@ class AsynchronousRun:
         self._settings = settings
         self._work = work
         self._lengths = lengths
-        self._clock = Clock()
+        self._environment = simpy.Environment()
         self._rng = np.random.default_rng(seed)
         self._drawn: list[np.ndarray] = []
         self._gpus = [
             GeneratingGpu(
-                self._clock, roofline, prompt_tokens=lengths.prompt, most_rows=most_rows, on_end=self._rollout_ended
+                self._environment,
+                roofline,
+                prompt_tokens=lengths.prompt,
+                most_rows=most_rows,
+                on_end=self._rollout_ended,
             )
             for _ in range(gpus)
         ]
-        self._policy = Worker(self._clock)
-        self._value_trainer = Worker(self._clock)
-        self._evaluator = self._value_trainer if settings.colocated else Worker(self._clock)
+        self._policy = Worker(self._environment)
+        self._value_trainer = Worker(self._environment)
+        self._evaluator = self._value_trainer if settings.colocated else Worker(self._environment)
         self._groups: dict[int, _Group] = {}
         self._ready: list[int] = []
         self._training: list[int] = []
@@ -113,14 +118,18 @@ class AsynchronousRun:
 
     def run(self, steps: int, *, skip: int) -> Outcome:
         """So many steps, of which the first `skip` do not count."""
-        counted_from = self._snapshot()
         self._ask_for_groups()
-        while len(self._steps) < steps:
-            if not self._clock.advance():
-                raise RuntimeError("the simulated run came to a halt")
-            if len(self._steps) == skip and counted_from[0] == 0.0:
-                counted_from = self._snapshot()
+        self._advance_to(skip)
+        counted_from = self._snapshot()
+        self._advance_to(steps)
         return self._outcome(counted_from, skip)
+
+    def _advance_to(self, steps: int) -> None:
+        while len(self._steps) < steps:
+            try:
+                self._environment.step()
+            except simpy.core.EmptySchedule as error:
+                raise RuntimeError(f"the simulated run came to a halt after {len(self._steps)} steps") from error
 
     # What the orchestrator does.
 
@@ -157,7 +166,7 @@ class AsynchronousRun:
 
     def _score(self, number: int, members: list[SimulatedRollout]) -> None:
         seconds = self._work.score_value_seconds([member.tokens for member in members])
-        self._evaluator.work(seconds, lambda: self._scored(number, len(members)), "score")
+        self._evaluator.work(seconds, lambda: self._scored(number, len(members)))
 
     def _scored(self, number: int, count: int) -> None:
         group = self._groups.get(number)
@@ -200,13 +209,13 @@ class AsynchronousRun:
         while self._owed >= 1:
             self._owed -= 1
             seconds = self._work.train_value_seconds([mean] * settings.update_rollouts)
-            self._value_trainer.work(seconds, self._ask_for_groups, "train")
+            self._value_trainer.work(seconds, self._ask_for_groups)
 
     def _policy_stepped(self, tokens: float, staleness: float, oldest: int) -> None:
         done, self._training = self._training, []
         self._end(done, stale=False)
         self._version += 1
-        self._steps.append((self._clock.now, tokens, staleness, oldest))
+        self._steps.append((self._environment.now, tokens, staleness, oldest))
         for gpu in self._gpus:
             gpu.adopt(self._version, self._work.publish_seconds)
         if self._settings.cancel_stale:
@@ -240,13 +249,13 @@ class AsynchronousRun:
 
     def _snapshot(self) -> tuple[float, dict[str, float], float, int]:
         generating = sum(gpu.busy_seconds for gpu in self._gpus) / len(self._gpus)
-        busy = {"inference": generating, "policy trainer": sum(self._policy.busy_seconds.values())}
+        busy = {"inference": generating, "policy trainer": self._policy.busy_seconds}
         if self._settings.has_critic:
-            busy["value trainer"] = sum(self._value_trainer.busy_seconds.values())
+            busy["value trainer"] = self._value_trainer.busy_seconds
             if not self._settings.colocated:
-                busy["evaluator"] = sum(self._evaluator.busy_seconds.values())
+                busy["evaluator"] = self._evaluator.busy_seconds
         rows = sum(gpu.tokens for gpu in self._gpus)
-        return self._clock.now, busy, rows, self._stale
+        return self._environment.now, busy, rows, self._stale
 
     def _outcome(self, since: tuple[float, dict[str, float], float, int], skip: int) -> Outcome:
         until = self._snapshot()
@@ -273,13 +282,19 @@ def rollout_seconds(
     Returns:
         (seconds until the last rollout has ended, mean share of that time in which a GPU had none left).
     """
-    clock, rng = Clock(), np.random.default_rng(seed)
+    environment, rng = simpy.Environment(), np.random.default_rng(seed)
+    ended_at = [0.0]
     engines = [
-        GeneratingGpu(clock, roofline, prompt_tokens=lengths.prompt, most_rows=most_rows, on_end=lambda rollout: None)
+        GeneratingGpu(
+            environment,
+            roofline,
+            prompt_tokens=lengths.prompt,
+            most_rows=most_rows,
+            on_end=lambda _: ended_at.append(environment.now),
+        )
         for _ in range(gpus)
     ]
     for number, tokens in enumerate(lengths.groups(groups, group_size, rng)):
         engines[number % gpus].play([SimulatedRollout(number, float(count)) for count in tokens])
-    while clock.advance():
-        pass
-    return clock.now, 1 - sum(engine.busy_seconds for engine in engines) / (gpus * clock.now)
+    environment.run()
+    return ended_at[-1], 1 - sum(engine.busy_seconds for engine in engines) / (gpus * ended_at[-1])

@@ -29,6 +29,8 @@ class Work:
     roofline: Roofline
     prompt_tokens: int
     response_tokens: int
+    told_to_critic: int | None = None
+    """Tokens of the critic's context, where that is not left to the assumption."""
 
     def forward_flops(self, tokens: Sequence[float], *, output: bool, before: float = 0.0) -> float:
         """One forward pass over rollouts with their prompts, and `before` tokens that only this reader sees."""
@@ -55,8 +57,7 @@ class Work:
 
     def old_logprob_seconds(self, tokens: Sequence[float]) -> float:
         """The policy before its update on these rollouts; 0 where nothing reads that."""
-        loss, modulation = self.config.policy.loss, self.config.policy.modulation
-        if loss.type not in ("ppo", "dapo") and isinstance(modulation, NoModulation):
+        if not reads_old_logprobs(self.config):
             return 0.0
         flops = self.forward_flops(tokens, output=True)
         return self.roofline.score_seconds(flops, self.placement.of("policy trainer"))
@@ -65,7 +66,7 @@ class Work:
         """The teacher, once; 0 without one."""
         if not uses_teacher(self.config):
             return 0.0
-        flops = self.forward_flops(tokens, output=True, before=_TOLD_TOKENS[teacher_content(self.config)])
+        flops = self.forward_flops(tokens, output=True, before=told_to_teacher(self.config))
         return self.roofline.score_seconds(flops, self.placement.of("policy trainer"))
 
     def policy_seconds(self, tokens: Sequence[float]) -> float:
@@ -85,16 +86,33 @@ class Work:
     @cached_property
     def context_tokens(self) -> float:
         """Tokens that the critic's context adds to a rollout."""
-        context = self.config.critic.context
-        if isinstance(context, NoContext):
-            return 0.0
-        if isinstance(context, SiblingsContext):
-            others = self.config.rollout.group_size - 1
-            return min(float(context.max_tokens or 0), others * float(self.response_tokens))
-        return _TOLD_TOKENS[context.content] if isinstance(context, ReferenceContext) else _TOLD_TOKENS["solution"]
+        if self.told_to_critic is not None:
+            return float(self.told_to_critic)
+        return told_to_critic(self.config, response_tokens=self.response_tokens)
 
     @cached_property
     def checkpointing(self) -> bool:
         """Whether activations are checkpointed for want of memory."""
         held = memory_on_gpus(self.config, self.roofline.shape, self.placement)
         return any(role.checkpointing for role in held)
+
+
+def reads_old_logprobs(config: RunConfig) -> bool:
+    """Whether the policy is asked once more before its update."""
+    clipped = config.policy.loss.type in ("ppo", "dapo")
+    return clipped or not isinstance(config.policy.modulation, NoModulation)
+
+
+def told_to_teacher(config: RunConfig) -> float:
+    """Tokens that a teacher reads and the policy does not. Assumed."""
+    return _TOLD_TOKENS[teacher_content(config)]
+
+
+def told_to_critic(config: RunConfig, *, response_tokens: float) -> float:
+    """Tokens that the critic's context adds to a rollout. Assumed, but for siblings, which are responses."""
+    context = config.critic.context
+    if isinstance(context, NoContext):
+        return 0.0
+    if isinstance(context, SiblingsContext):
+        return min(float(context.max_tokens or 0), (config.rollout.group_size - 1) * response_tokens)
+    return _TOLD_TOKENS[context.content] if isinstance(context, ReferenceContext) else _TOLD_TOKENS["solution"]

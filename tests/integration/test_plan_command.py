@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 
+from lecritique.planning.cpu import CpuConstants, PassCost
 from tests.integration.command_line import Answer, call, require_one_sentence
 
 
@@ -96,9 +98,58 @@ def test_a_recipe_without_a_cluster_has_a_node_for_each_role(plan):
     assert answer.code == 0 and "4 nodes, 32 GPUs" in answer.out
 
 
+@pytest.mark.parametrize("columns", [60, 80])
+def test_nothing_is_cut_on_a_narrow_terminal(plan, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    answer = plan("reasoning-gym", "--steps", "25", "--group-sizes", "8")
+    wide = plan("reasoning-gym", "--steps", "25", "--group-sizes", "8", "--json")
+    assert answer.code == 0 and "…" not in answer.out
+    for run in json.loads(wide.out)["asynchronous"]:
+        for cell in (run["evaluator"], f"{run['step_seconds']:.1f}", f"{run['tokens_per_second']:,.0f}"):
+            assert cell in answer.out
+    table = answer.out[answer.out.index("publish_bandwidth") :].split("\n")[1:]
+    assert all(len(line) <= columns for line in table[: next(i for i, line in enumerate(table) if "step:" in line)])
+    assert "…" not in plan("deepmath").out
+
+
+def test_a_plan_for_other_programs_is_one_json_object(plan):
+    found = json.loads(plan("reasoning-gym", "--steps", "25", "--group-sizes", "4,8", "--json").out)
+    assert found["gpus"] == {
+        "total": 32, "shared": False, "inference": 8, "policy trainer": 8, "value trainer": 8, "evaluator": 8,
+    }  # fmt: skip
+    assert [(run["evaluator"], run["group_size"]) for run in found["asynchronous"]] == [
+        ("dedicated", 4), ("colocated", 4), ("dedicated", 8), ("colocated", 8),
+    ]  # fmt: skip
+    assert all(role["fits"] for role in found["memory_of_one_gpu"]) and found["assumed"]["response_tokens"] == 1500
+    deepmath = json.loads(plan("deepmath", "--json").out)["synchronous"]
+    assert deepmath["step_seconds"] == pytest.approx(sum(deepmath["seconds"].values()))
+
+
+def test_this_machine_is_measured_and_planned(plan, monkeypatch):
+    """With constants that are made up: arithmetic takes time, and nothing else."""
+    nothing = PassCost(call=0.0, layer=0.0, number=0.0)
+    made_up = CpuConstants(
+        flops=1e9, forward=nothing, train=nothing, decode=nothing, row=0.0, cached=0.0, parameter=0.0, rollout=0.0
+    )
+    monkeypatch.setattr("lecritique.runtime.measuring.measured_constants", lambda: made_up)
+    told = ("--assume", "prompt_tokens=20", "--assume", "response_tokens=16", "--assume", "spread=0")
+    found = json.loads(plan("demo", "--measure", "--json", *told).out)
+    assert found["step_cpu_seconds"] == pytest.approx(sum(found["cpu_seconds"].values()))
+    assert found["constants"]["flops"] == 1e9 and found["cpu_seconds"]["critic"] > found["cpu_seconds"]["values"] > 0
+    answer = plan("demo", "--measure", *told)
+    rows = {row[0]: float(row[1]) for row in rows_of(answer.out)}
+    assert rows["step"] == pytest.approx(found["step_cpu_seconds"], abs=1e-3)
+    assert "Measured, one thread: flops 1e+09, forward (call 0, layer 0, number 0)" in answer.out
+    # Without an assumption prompts are those of the recipe: 16 cells, and the template around them.
+    assert "prompts of 20 tokens" in plan("demo", "--measure", "task.rows=100").out
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (("demo", "--measure", "--gpus", "8xH200"), ("--measure", "--gpus")),
+        (("demo", "--measure", "--assume", "prompt_tokens=5000"), ("'cluster.prompt_tokens' = 5000",)),
+        (("reasoning-gym", "--measure"), ("'runtime.dtype' = 'bfloat16'", "float32")),
         (("reasoning-gym", "--gpus", "8"), ("--gpus", "8xH200")),
         (("reasoning-gym", "--gpus", "8xT4"), ("'T4'", "H100")),
         (("reasoning-gym", "--gpus", "3xH200"), ("3 GPUs", "4 roles")),

@@ -1,11 +1,13 @@
-"""The simulated run: its event loop, its engines, and the limits in which the answer is known."""
+"""The simulated run: its workers, its engines, one run counted by hand, and the limits in which the answer is known."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+import simpy
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -15,14 +17,14 @@ from lecritique.config.resolve import Facts, resolve
 from lecritique.config.schema import RunConfig
 from lecritique.core.errors import ConfigurationError
 from lecritique.models.loading import load_causal_lm
-from lecritique.planning.events import Clock, Worker
 from lecritique.planning.generation import GeneratingGpu, SimulatedRollout
 from lecritique.planning.lengths import Lengths
 from lecritique.planning.placement import GPUS, placement_of, scaled_to
 from lecritique.planning.plans import Planner
 from lecritique.planning.roofline import Efficiency, Roofline
 from lecritique.planning.shapes import shape_of
-from lecritique.planning.simulation import rollout_seconds
+from lecritique.planning.simulation import AsynchronousRun, AsynchronousSettings, rollout_seconds
+from lecritique.planning.worker import Worker
 
 QWEN = shape_of("Qwen/Qwen3-4B-Instruct-2507")
 ROOFLINE = Roofline(shape=QWEN, gpu=GPUS["H200"], dtype="bfloat16", efficiency=Efficiency())
@@ -40,44 +42,45 @@ def planner(
     return Planner(config=config, shape=QWEN, cluster=cluster, placement=placed, efficiency=Efficiency(**shares))
 
 
-def test_events_happen_in_order_and_in_the_order_of_asking_at_one_time():
-    clock, seen = Clock(), []
-    for seconds, name in ((2.0, "c"), (1.0, "a"), (1.0, "b")):
-        clock.after(seconds, lambda name=name: seen.append((clock.now, name)))
-    while clock.advance():
-        pass
-    assert seen == [(1.0, "a"), (1.0, "b"), (2.0, "c")]
-
-
 def test_a_worker_does_one_thing_at_a_time():
-    clock, ended = Clock(), []
-    worker = Worker(clock)
+    environment, ended = simpy.Environment(), []
+    worker = Worker(environment)
     for seconds in (1.0, 2.0):
-        worker.work(seconds, lambda: ended.append((clock.now, worker.idle)), "x")
+        worker.work(seconds, lambda: ended.append((environment.now, worker.idle)))
     assert not worker.idle
-    while clock.advance():
-        pass
+    environment.run()
     # Idle is what it is once the last is done, also for whoever is told of it.
-    assert ended == [(1.0, False), (3.0, True)] and worker.busy_seconds == {"x": 3.0}
+    assert ended == [(1.0, False), (3.0, True)] and worker.busy_seconds == 3.0
 
 
-def engine(rows: int = 8, roofline: Roofline = ROOFLINE) -> tuple[Clock, GeneratingGpu, list[tuple[float, int]]]:
-    clock, ended = Clock(), []
+def engine(
+    rows: int = 8, roofline: Roofline = ROOFLINE
+) -> tuple[simpy.Environment, GeneratingGpu, list[tuple[float, int]]]:
+    environment, ended = simpy.Environment(), []
     gpu = GeneratingGpu(
-        clock, roofline, prompt_tokens=100, most_rows=rows, on_end=lambda r: ended.append((clock.now, r.group))
+        environment,
+        roofline,
+        prompt_tokens=100,
+        most_rows=rows,
+        on_end=lambda r: ended.append((environment.now, r.group)),
     )
-    return clock, gpu, ended
+    return environment, gpu, ended
 
 
-def finish(clock: Clock) -> None:
-    while clock.advance():
-        pass
+def later(environment: simpy.Environment, seconds: float, action: Callable[[], object]) -> None:
+    """Call something then."""
+
+    def process():
+        yield environment.timeout(seconds)
+        action()
+
+    environment.process(process())
 
 
 def test_a_row_takes_its_prompt_and_a_decode_step_a_token():
-    clock, gpu, ended = engine()
+    environment, gpu, ended = engine()
     gpu.play([SimulatedRollout(0, 256.0)])
-    finish(clock)
+    environment.run()
     prefill = ROOFLINE.score_seconds(ROOFLINE.forward_flops(100, output=False), 1)
     assert ended == [(pytest.approx(prefill + 256 * ROOFLINE.decode_seconds(1, 100)), 0)]
     assert gpu.tokens == pytest.approx(256)
@@ -87,35 +90,78 @@ def test_rows_advance_together_and_faster_once_others_have_ended():
     # Nothing but the number of rows matters here: no prompt worth reading, no cache worth moving.
     light = replace(ROOFLINE, gpu=replace(GPUS["H200"], bandwidth=1e18, flops=1e22))
     one = replace(light, efficiency=Efficiency(step_seconds=1.0))
-    clock, gpu, ended = engine(roofline=one)
+    environment, gpu, ended = engine(roofline=one)
     gpu.play([SimulatedRollout(0, 10.0), SimulatedRollout(1, 30.0)])
-    finish(clock)
+    environment.run()
     assert ended == [(pytest.approx(10.0), 0), (pytest.approx(30.0), 1)]
-    clock, gpu, ended = engine(rows=1, roofline=one)
+    environment, gpu, ended = engine(rows=1, roofline=one)
     gpu.play([SimulatedRollout(0, 10.0), SimulatedRollout(1, 30.0)])
-    finish(clock)
+    environment.run()
     assert ended == [(pytest.approx(10.0), 0), (pytest.approx(40.0), 1)]  # no room for both
     assert gpu.busy_seconds == pytest.approx(40.0)
 
 
 def test_new_weights_stop_an_engine_and_are_those_of_rows_that_begin_after():
     light = replace(ROOFLINE, gpu=replace(GPUS["H200"], bandwidth=1e18, flops=1e22))
-    clock, gpu, ended = engine(roofline=replace(light, efficiency=Efficiency(step_seconds=1.0)))
+    environment, gpu, ended = engine(roofline=replace(light, efficiency=Efficiency(step_seconds=1.0)))
     first, second = SimulatedRollout(0, 10.0), SimulatedRollout(1, 10.0)
     gpu.play([first])
-    clock.after(4.0, lambda: gpu.adopt(1, 5.0))
-    clock.after(9.0, lambda: gpu.play([second]))
-    finish(clock)
+    later(environment, 4.0, lambda: gpu.adopt(1, 5.0))
+    later(environment, 9.0, lambda: gpu.play([second]))
+    environment.run()
     assert ended == [(pytest.approx(15.0), 0), (pytest.approx(19.0), 1)]
     assert (first.version, second.version) == (0, 1)
 
 
 def test_what_is_cancelled_never_ends():
-    clock, gpu, ended = engine(rows=1)
+    environment, gpu, ended = engine(rows=1)
     gpu.play([SimulatedRollout(0, 1000.0), SimulatedRollout(1, 10.0), SimulatedRollout(2, 10.0)])
-    clock.after(0.5, lambda: (gpu.forget({1}), gpu.cancel(lambda rollout: rollout.group == 0)))
-    finish(clock)
+    later(environment, 0.5, lambda: (gpu.forget({1}), gpu.cancel(lambda rollout: rollout.group == 0)))
+    environment.run()
     assert [group for _, group in ended] == [2] and gpu.load == 0
+
+
+@dataclass(frozen=True)
+class FixedWork:
+    """Seconds that a batch has no part in."""
+
+    publish_seconds: float = 0.5
+
+    def score_value_seconds(self, tokens):
+        return 1.0 * len(tokens)
+
+    def policy_seconds(self, tokens):
+        return 3.0
+
+    def train_value_seconds(self, tokens):
+        return 4.0
+
+
+def test_a_run_counted_by_hand():
+    """One engine, one group of two rollouts of 10 tokens in flight, a second a token.
+
+    The first group generates until 10, is scored until 12 and trained on until 15. The second is asked for at 12 and
+    generates until 22.5, since the new weights stop the engine for half a second at 15; it is scored until 24.5 and
+    trained on until 27.5. From there on a step takes 12.5 seconds. The second group began with version 0 and is trained
+    on at version 1.
+    """
+    light = replace(ROOFLINE, gpu=replace(GPUS["H200"], bandwidth=1e18, flops=1e22))
+    settings = AsynchronousSettings(
+        group_size=2, groups_per_step=1, groups_in_flight=1, max_staleness=8, has_critic=True, update_rollouts=2
+    )
+    run = AsynchronousRun(
+        settings,
+        FixedWork(),
+        replace(light, efficiency=Efficiency(step_seconds=1.0)),
+        Lengths(mean=10.0, spread=0.0, limit=100, prompt=1),
+        gpus=1,
+        most_rows=2,
+    )
+    found = run.run(9, skip=1)
+    assert found.step_seconds == pytest.approx(12.5) and found.tokens_per_second == pytest.approx(20 / 12.5)
+    assert (found.staleness, found.oldest, found.stale_groups) == (1.0, 1, 0.0)
+    busy = {"inference": 10.5, "policy trainer": 3.0, "value trainer": 4.0, "evaluator": 2.0}
+    assert found.idle == {role: pytest.approx(1 - seconds / 12.5) for role, seconds in busy.items()}
 
 
 def test_lengths_have_the_mean_the_spread_and_the_limit():
