@@ -35,6 +35,15 @@ class Vllm(Config):
     """No compilation and no CUDA graphs: a faster start and slower decoding."""
     start_seconds: float = Field(900.0, gt=0)
     """How long replicas may take to start."""
+    restarts: int = Field(3, ge=0)
+    """Replacements for replicas that die or hang, in the whole run. Open requests are asked again; with none left they
+    go to the other replicas, and without others they fail."""
+    stuck_seconds: float = Field(300.0, gt=0)
+    """A replica that has work and says nothing for so long is killed and replaced. Longer than one step, or than
+    loading weights, can take."""
+    transfer: Literal["file", "ipc"] = "file"
+    """How new weights reach replicas: by a file in memory, or, from a trainer on the same GPU as the one replica, by
+    CUDA IPC (not run yet)."""
 
 
 EngineChoice = Annotated[Embedded | Vllm, Field(discriminator="type")]

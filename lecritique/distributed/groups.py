@@ -72,9 +72,9 @@ def process_group(place: Place, device: torch.device, *, meeting: Path | None = 
     Raises:
         ConfigurationError: the group does not come together, or torch lacks what it needs.
     """
-    backend = "gloo" if device.type == "cpu" else "nccl"
+    backend = dist.get_default_backend_for_device(device)
     if device.type != "cpu":
-        torch.cuda.set_device(device)
+        torch.accelerator.set_device_index(device)
     try:
         dist.init_process_group(
             backend,

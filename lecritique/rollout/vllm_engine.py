@@ -1,9 +1,12 @@
 """An engine whose tokens come from vLLM, in one or several processes of its own.
 
-Each replica is a process that holds vLLM and the weights (`vllm_server.py`); requests, completions and the paths of
-weight files go through a pipe. Groups stay on one replica, so that members share the keys of their prompt and turns
-those of the turns before; a new group goes where the fewest requests are open. A replica that dies loses nothing: what
-it had open is asked of the others again.
+Each replica is a process that holds vLLM and the weights (`vllm_server.py`); requests and completions go through a
+pipe, weights as `vllm_weights.py` says. Groups stay on one replica, so that members share the keys of their prompt and
+turns those of the turns before; a new group goes where the fewest requests are open.
+
+A replica that dies or hangs loses nothing: another is started in its place (`vllm_supervision.py`) and gets the newest
+weights, and what it had open is asked again, of the other replicas or, without others, of the new one. Where no other
+may be started and none is left, requests fail.
 
 A request's seed goes to vLLM. The same seed gives the same tokens up to floating-point ties, but not those of the
 embedded engine, which draws differently from the same distribution.
@@ -11,21 +14,14 @@ embedded engine, which draws differently from the same distribution.
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import tempfile
 import threading
-import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from safetensors.torch import save_file
 
 from lecritique.core.errors import EngineFailure
 from lecritique.core.ids import GroupId
@@ -33,7 +29,6 @@ from lecritique.core.rollout import Completion, GenerateRequest
 from lecritique.core.weights import WeightManifest
 from lecritique.models.weights import State, WeightStore, state_digest
 from lecritique.rollout.vllm_messages import (
-    Adopt,
     Adopted,
     Began,
     Cancel,
@@ -44,34 +39,35 @@ from lecritique.rollout.vllm_messages import (
     ReplicaSettings,
     Report,
     Submit,
-    WeightFile,
 )
 from lecritique.rollout.vllm_replica import ReplicaProcess
+from lecritique.rollout.vllm_supervision import ReplicaLost, Replicas, Supervision
+from lecritique.rollout.vllm_weights import WeightTransfer
 
 # Groups whose replica is remembered; one that is older is placed anew.
 _REMEMBERED_GROUPS = 4096
-_MEMORY = "/dev/shm"
-_SPARE_BYTES = 64 << 20
+# A request that was open on so many replicas when they failed may be what they fail of.
+_MOST_LOSSES = 3
 
 
 @dataclass(kw_only=True, eq=False)
 class _Open:
-    """A request without a completion, and where it is."""
+    """A request without a completion, and where it is: None while it waits for a replica that starts."""
 
     request: GenerateRequest
     future: Future[Completion]
-    replica: int
+    replica: int | None = None
     first_version: int | None = None
     replicas_lost: int = 0
     cancelled: bool = False
 
 
-@dataclass(kw_only=True)
-class _Published:
-    """The newest weight file, and which replicas have not said yet that they are done with it."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Version:
+    """The newest weights, for replicas that start later."""
 
-    adopt: Adopt
-    waiting: set[int] = field(default_factory=set)
+    manifest: WeightManifest
+    state: State
 
 
 class VllmEngine:
@@ -82,7 +78,7 @@ class VllmEngine:
         store: where versions are opened.
         settings: of every replica, but the model's folder.
         environments: environment variables of each replica, such as its GPUs; as many replicas are started.
-        start_seconds: how long they may take to start.
+        supervision: when a replica counts as failed, and how many are replaced.
         start: makes a replica's process; tests put another in its place.
 
     Raises:
@@ -96,35 +92,42 @@ class VllmEngine:
         settings: ReplicaSettings,
         *,
         environments: Sequence[Mapping[str, str]],
-        start_seconds: float,
+        supervision: Supervision,
         start: Callable[..., ReplicaProcess] = ReplicaProcess,
     ) -> None:
         self._store = store
         self._lock = threading.RLock()
         self._open: dict[str, _Open] = {}
         self._places: OrderedDict[GroupId, int] = OrderedDict()
-        self._published: dict[str, _Published] = {}
-        self._alive: set[int] = set()
+        self._serving: set[int] = set()
+        self._starting: set[int] = set()
         self._loss = "the engine is closed"
         self._closed = False
-        self._folder = Path(tempfile.mkdtemp(prefix="lecritique-vllm-", dir=_roomy_folder(model)))
-        # Also where nobody closes: memory is not given back by itself.
-        self._remove_folder = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        self._replicas: list[ReplicaProcess] = []
+        self._tell: Callable[[ReplicaLost], None] = lambda lost: None
+        self._transfer = WeightTransfer(model, kind=settings.transfer)
+        own = replace(settings, model_folder=str(self._transfer.model_folder))
+        self._replicas = Replicas(
+            own, environments, self._transfer.folder, supervision, start=start, report=self._reported
+        )
+        state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+        self._newest = _Version(
+            manifest=WeightManifest(role="policy", version=0, digest=state_digest(state)), state=state
+        )
         try:
-            _write_model_folder(model, self._folder / "model")
-            own = replace(settings, model_folder=str(self._folder / "model"))
-            for number, variables in enumerate(environments):
-                log = self._folder / f"replica-{number}.log"
-                self._replicas.append(start(own, number=number, log=log, variables=variables, report=self._reported))
-                self._alive.add(number)
-            for process in self._replicas:
-                process.wait_until_ready(start_seconds)
-            state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-            self._publish(WeightManifest(role="policy", version=0, digest=state_digest(state)), state)
+            self._replicas.start()
+            self._serve_first(self._replicas.processes)
         except BaseException:
             self.close()
             raise
+
+    @property
+    def restarts(self) -> int:
+        """Replicas that were started in place of failed ones so far."""
+        return self._replicas.restarts
+
+    def watch(self, tell: Callable[[ReplicaLost], None]) -> None:
+        """Have `tell` called with every replica that fails from now on, on a thread of the engine."""
+        self._tell = tell
 
     def submit(self, request: GenerateRequest) -> Future[Completion]:
         """Queue a request."""
@@ -132,21 +135,25 @@ class VllmEngine:
         with self._lock:
             if request.request_id in self._open:
                 raise ValueError(f"request {request.request_id} is already queued")
-            if not self._alive:
+            if not self._serving and not self._starting:
                 future.set_exception(EngineFailure(self._loss))
                 return future
-            entry = _Open(request=request, future=future, replica=self._place(request))
+            entry = _Open(request=request, future=future)
             self._open[request.request_id] = entry
-            self._replicas[entry.replica].send(Submit(request=request))
+            self._ask(entry)
         return future
 
     def cancel(self, request_id: str) -> None:
         """Give up a request; its future gets what was sampled as soon as its replica has heard of it."""
         with self._lock:
             entry = self._open.get(request_id)
-            if entry is not None:
-                entry.cancelled = True
-                self._replicas[entry.replica].send(Cancel(request_id=request_id))
+            if entry is None:
+                return
+            entry.cancelled = True
+            if entry.replica is None:
+                self._end_cancelled(entry)
+            else:
+                self._replicas.send(entry.replica, Cancel(request_id=request_id))
 
     def oldest_version(self, request_id: str) -> int | None:
         """The version of the request's first sampled token."""
@@ -156,7 +163,7 @@ class VllmEngine:
 
     def adopt(self, manifest: WeightManifest) -> None:
         """Serve these weights from the next token on."""
-        self._publish(manifest, self._store.open(manifest))
+        self._publish(_Version(manifest=manifest, state=self._store.open(manifest)))
 
     def advance(self) -> bool:
         """Nothing to do: replicas are processes."""
@@ -167,35 +174,61 @@ class VllmEngine:
         with self._lock:
             self._closed = True
             unfinished, self._open = list(self._open.values()), {}
-            self._alive.clear()
+            self._serving.clear()
+            self._starting.clear()
         for entry in unfinished:
             entry.future.cancel()
-        for process in self._replicas:
-            process.ask_to_stop()
-        for process in self._replicas:
-            process.stop()
-        self._remove_folder()
+        self._replicas.close()
+        self._transfer.close()
 
-    def _publish(self, manifest: WeightManifest, state: State) -> None:
-        """Write the weights aside, name them when they are whole, tell every replica."""
-        path = self._folder / f"weights-{manifest.version}-{manifest.digest}.safetensors"
-        aside = path.with_suffix(".writing")
-        # Tied weights are one tensor under several names, which the file format does not take.
-        save_file({name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()}, aside)
-        file = WeightFile(path=str(path), names=tuple(state), digest=manifest.digest)
+    def _serve_first(self, processes: Mapping[int, ReplicaProcess]) -> None:
+        """All have started, and get their first weights."""
+        self._serving = set(processes)
+        self._publish(self._newest, first=True)
+        for number, process in dict(processes).items():
+            # One that ended while others were still starting has said so when nobody expected anything of it.
+            if process.failure is not None:
+                self._reported(number, Failed(reason=process.failure))
+
+    def _publish(self, version: _Version, *, first: bool = False) -> None:
+        """Give every replica these weights; one that starts gets them when it is ready."""
+        handover = self._transfer.prepared(version.manifest, version.state, first=first)
         with self._lock:
-            aside.rename(path)
-            published = _Published(adopt=Adopt(manifest=manifest, file=file), waiting=set(self._alive))
-            self._published[str(path)] = published
-            for number in sorted(self._alive):
-                self._replicas[number].send(published.adopt)
+            self._newest = version
+            self._transfer.hand_over(handover, self._serving)
+            for number in sorted(self._serving):
+                self._replicas.send(number, handover.adopt)
+
+    def _welcome(self, number: int) -> None:
+        """A replacement has started: it gets the newest weights, and then requests."""
+        while True:
+            with self._lock:
+                version = self._newest
+            handover = self._transfer.prepared(version.manifest, version.state, first=True)
+            with self._lock:
+                wanted = number in self._starting and version is self._newest
+                self._transfer.hand_over(handover, {number} if wanted else ())
+                if wanted:
+                    self._replicas.send(number, handover.adopt)
+                    self._starting.discard(number)
+                    self._serving.add(number)
+                    for entry in [entry for entry in self._open.values() if entry.replica is None]:
+                        self._ask(entry)
+                if number not in self._starting:
+                    return
+
+    def _ask(self, entry: _Open) -> None:
+        """Send a request to a replica that serves; without one it waits for one that starts."""
+        entry.replica = self._place(entry.request) if self._serving else None
+        if entry.replica is not None:
+            self._replicas.send(entry.replica, Submit(request=entry.request))
 
     def _place(self, request: GenerateRequest) -> int:
         group = request.sequence_id.group
         number = self._places.pop(group, None)
-        if number not in self._alive:
+        if number is None or number not in self._serving:
             load = Counter(entry.replica for entry in self._open.values())
-            number = min(sorted(self._alive), key=load.__getitem__)
+            number = min(sorted(self._serving), key=load.__getitem__)
         self._places[group] = number
         if len(self._places) > _REMEMBERED_GROUPS:
             self._places.popitem(last=False)
@@ -203,12 +236,14 @@ class VllmEngine:
 
     def _reported(self, number: int, report: Report) -> None:
         """A replica said something; called on the thread that listens to it."""
+        if isinstance(report, Ready):
+            self._ready(number)
+            return
+        lost = None
         with self._lock:
             if self._closed:
                 return
             match report:
-                case Ready():
-                    pass
                 case Began(version=version, request_ids=request_ids):
                     for entry in (self._open[each] for each in request_ids if each in self._open):
                         entry.first_version = version
@@ -221,65 +256,55 @@ class VllmEngine:
                     if entry is not None:
                         entry.future.set_exception(EngineFailure(f"vLLM does not accept the request: {reason}"))
                 case Adopted(manifest=manifest):
-                    self._done_with(number, manifest)
+                    self._transfer.done(number, manifest)
                 case Failed(reason=reason):
-                    self._lost(number, reason)
+                    lost = self._lost(number, reason)
+        if lost is not None:
+            self._tell(lost)
 
-    def _done_with(self, number: int, manifest: WeightManifest | None) -> None:
-        """A replica needs the manifest's file no more, nor those before it; all files when it is None."""
-        for path, published in list(self._published.items()):
-            if manifest is None or published.adopt.manifest == manifest:
-                published.waiting.discard(number)
-            if not published.waiting:
-                del self._published[path]
-                Path(path).unlink(missing_ok=True)
+    def _ready(self, number: int) -> None:
+        """Of the first replicas nothing is expected yet; one that replaces another gets weights and requests."""
+        with self._lock:
+            if number not in self._starting:
+                return
+        try:
+            self._welcome(number)
+        except Exception as error:  # of the disk or of a device: whatever it is, this replica cannot serve
+            self._reported(number, Failed(reason=f"it could not be given weights ({type(error).__name__}: {error})"))
 
-    def _lost(self, number: int, reason: str) -> None:
-        """A replica is no more: the others take over, and without others every request fails."""
-        if number not in self._alive:
-            return
-        self._alive.discard(number)
-        self._loss = f"vLLM replica {number} ended: {reason}"
-        self._done_with(number, None)
-        for entry in [entry for entry in self._open.values() if entry.replica == number]:
-            entry.replicas_lost += 1
+    def _lost(self, number: int, reason: str) -> ReplicaLost | None:
+        """A replica is no more: another one is started if it may be, and what it had open is asked again."""
+        if number not in self._serving | self._starting:
+            return None
+        self._serving.discard(number)
+        self._starting.discard(number)
+        self._transfer.forget(number)
+        lost = self._replicas.replace(number, reason)
+        if lost.replacement is not None:
+            self._starting.add(lost.replacement)
+        self._loss = f"vLLM replica {number} ended: {lost.reason}"
+        # Those that wait for a replica to start were not open on this one, but it may have been their last hope.
+        for entry in [entry for entry in self._open.values() if entry.replica in (number, None)]:
+            entry.replicas_lost += entry.replica == number
+            entry.replica, entry.first_version = None, None
             if entry.cancelled:
-                del self._open[entry.request.request_id]
-                entry.future.set_result(_nothing(entry.request))
-                continue
-            # What kills one replica after the other must not take them all.
-            if not self._alive or entry.replicas_lost > 1:
+                self._end_cancelled(entry)
+            elif entry.replicas_lost >= _MOST_LOSSES or not (self._serving or self._starting):
                 del self._open[entry.request.request_id]
                 entry.future.set_exception(EngineFailure(self._loss))
-                continue
-            entry.first_version = None
-            entry.replica = self._place(entry.request)
-            self._replicas[entry.replica].send(Submit(request=entry.request))
+            else:
+                self._ask(entry)
+        return lost
 
-
-def _nothing(request: GenerateRequest) -> Completion:
-    """The completion of a request that was cancelled where nothing is left of it."""
-    return Completion(
-        request_id=request.request_id,
-        token_ids=np.zeros(0, dtype=np.int64),
-        logprobs=np.zeros(0),
-        policy_version=np.zeros(0, dtype=np.int64),
-        finish_reason="cancelled",
-    )
-
-
-def _roomy_folder(model: Any) -> str | None:
-    """A file system in memory, as weights are only passed on; None, the usual folder, where two versions do not fit."""
-    size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
-    if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 2 * size + _SPARE_BYTES:
-        return _MEMORY
-    return None
-
-
-def _write_model_folder(model: Any, folder: Path) -> None:
-    """The model's config.json without what describes files that it was loaded from."""
-    folder.mkdir()
-    config = model.config.to_dict()
-    config.pop("quantization_config", None)
-    config["architectures"] = [type(model).__name__]
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    def _end_cancelled(self, entry: _Open) -> None:
+        """Nothing is left of a cancelled request; it ends with no token."""
+        del self._open[entry.request.request_id]
+        entry.future.set_result(
+            Completion(
+                request_id=entry.request.request_id,
+                token_ids=np.zeros(0, dtype=np.int64),
+                logprobs=np.zeros(0),
+                policy_version=np.zeros(0, dtype=np.int64),
+                finish_reason="cancelled",
+            )
+        )

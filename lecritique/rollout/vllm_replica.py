@@ -10,12 +10,25 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from lecritique.core.errors import ConfigurationError
-from lecritique.rollout.vllm_messages import Command, Failed, Ready, ReplicaSettings, Report, Stop
+from lecritique.rollout.vllm_messages import (
+    Adopt,
+    Adopted,
+    Command,
+    Completed,
+    Failed,
+    Ready,
+    Rejected,
+    ReplicaSettings,
+    Report,
+    Stop,
+    Submit,
+)
 
 # How long a replica that was asked to stop has before it is killed.
 _STOP_SECONDS = 10.0
@@ -33,6 +46,42 @@ def require_vllm() -> None:
     """Raise ConfigurationError when vLLM is not installed."""
     if importlib.util.find_spec("vllm") is None:
         raise ConfigurationError("'runtime.engine.type' = 'vllm' needs the extra vllm: pip install 'lecritique[vllm]'.")
+
+
+class _Answers:
+    """What a replica owes, and since when nothing was heard from it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owed = 0
+        self._since = 0.0
+        self._being_told = False
+
+    def expect(self, command: Command) -> None:
+        """It is asked for something that it answers."""
+        if isinstance(command, Submit | Adopt):
+            with self._lock:
+                if self._owed == 0:
+                    self._since = time.monotonic()
+                self._owed += 1
+
+    def heard(self, report: Report) -> None:
+        """It has said something, which the engine is being told now."""
+        with self._lock:
+            self._being_told = True
+            self._owed -= isinstance(report, Completed | Rejected | Adopted)
+
+    def told(self) -> None:
+        """The engine has been told, and more is listened for."""
+        with self._lock:
+            self._being_told = False
+            self._since = time.monotonic()
+
+    def silent_seconds(self) -> float:
+        """How long it has not said anything, though it owes something."""
+        with self._lock:
+            # While the engine takes what was said, nobody listens.
+            return 0.0 if self._being_told or self._owed == 0 else time.monotonic() - self._since
 
 
 class ReplicaProcess:
@@ -63,8 +112,11 @@ class ReplicaProcess:
         self.number = number
         self._log = log
         self._report = report
+        self._began = time.monotonic()
         self._started = threading.Event()
+        self._answers = _Answers()
         self._failure: str | None = None
+        self._killed_for: str | None = None
         self._sending = threading.Lock()
         self._ended = False
         if server == SERVER:
@@ -102,10 +154,37 @@ class ReplicaProcess:
         if self._failure is not None:
             raise ConfigurationError(f"'runtime.engine.type' = 'vllm' cannot start: {self._failure}.")
 
+    @property
+    def failure(self) -> str | None:
+        """Why it has ended, if it has."""
+        return self._failure
+
     def send(self, command: Command) -> None:
         """Hand over a command; one that has died hears nothing, and its end is reported by the listener."""
+        self._answers.expect(command)
         with self._sending, contextlib.suppress(OSError):
             self._connection.send(command)
+
+    def kill_if_stuck(self, *, start_seconds: float, stuck_seconds: float) -> None:
+        """Kill it when it takes too long to start, or owes an answer and has said nothing for too long.
+
+        Its end is reported by the listener. Waits for nobody, as whoever holds a lock may wait for the pipe.
+        """
+        if self._failure is not None:
+            return
+        if not self._started.is_set():
+            if time.monotonic() - self._began > start_seconds:
+                self._killed_for = f"it did not start within {start_seconds:g} seconds ('runtime.engine.start_seconds')"
+        elif self._answers.silent_seconds() > stuck_seconds:
+            self._killed_for = f"it did nothing for {stuck_seconds:g} seconds ('runtime.engine.stuck_seconds')"
+        if self._killed_for is not None:
+            self._kill()
+
+    def bury(self) -> None:
+        """End what is left of one that has failed: its memory is free for the next, as far as it can be freed."""
+        self._kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_STOP_SECONDS)
 
     def ask_to_stop(self) -> None:
         """Let it end by itself, if it is far enough to listen."""
@@ -144,9 +223,11 @@ class ReplicaProcess:
                     break
                 if isinstance(report, Ready):
                     self._started.set()
+                self._answers.heard(report)
                 self._report(self.number, report)
+                self._answers.told()
         except (EOFError, OSError):
-            self._failure = self._last_words()
+            self._failure = self._killed_for or self._last_words()
         self._report(self.number, Failed(reason=self._failure))
         self._started.set()
 

@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -35,8 +36,12 @@ from lecritique.rollout.vllm_messages import (
     Report,
     Stop,
     Submit,
-    WeightFile,
+    Weights,
+    Working,
 )
+
+# How often a replica that decodes says so, if it has nothing else to say.
+_SIGN_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +69,7 @@ class Decoder(Protocol):
         """Decode a token of each request that has a place."""
         ...
 
-    def load(self, file: WeightFile) -> None:
+    def load(self, weights: Weights) -> None:
         """Replace the weights and forget every cached key, those of open requests too."""
         ...
 
@@ -103,12 +108,14 @@ class Replica:
         self._send = send
         self._open: dict[str, _Open] = {}
         self._version: int | None = None
+        self._last_sign = time.monotonic()
 
     def serve(self) -> None:
         """Return when told to stop; what the decoder raises is passed on."""
         while self._obey(self._commands()):
             if self._open:
                 self._report_sampled(self._decoder.step())
+                self._give_sign()
 
     def _commands(self) -> list[Command]:
         """All that wait; with nothing to decode the first one is waited for."""
@@ -130,7 +137,7 @@ class Replica:
                     self._cancel(request_id)
                 case Adopt(manifest=manifest):
                     if newest is not None:
-                        self._decoder.load(newest.file)
+                        self._decoder.load(newest.weights)
                         self._version, newest = newest.manifest.version, None
                     self._report(Adopted(manifest=manifest))
         return True
@@ -170,8 +177,14 @@ class Replica:
         for completion in ended:
             self._report(Completed(completion=completion))
 
+    def _give_sign(self) -> None:
+        """Who listens tells a replica that works on a long answer from one that hangs."""
+        if time.monotonic() - self._last_sign >= _SIGN_SECONDS:
+            self._report(Working())
+
     def _report(self, report: Report) -> None:
         self._send.send(report)
+        self._last_sign = time.monotonic()
 
 
 def run_replica(connection: Connection, inbox: queue.SimpleQueue[Command], settings: ReplicaSettings) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from lecritique.actors.engine import RemoteEngine
 from lecritique.config.engines import Vllm
 from lecritique.config.schema import RunConfig
 from lecritique.core.errors import ConfigurationError
@@ -16,6 +17,7 @@ from lecritique.rollout.engine import EmbeddedEngine, Engine
 from lecritique.rollout.vllm_engine import VllmEngine
 from lecritique.rollout.vllm_messages import ReplicaSettings
 from lecritique.rollout.vllm_replica import ReplicaProcess, require_vllm
+from lecritique.rollout.vllm_supervision import ReplicaLost, Supervision
 
 
 def require_engine(config: RunConfig) -> None:
@@ -74,6 +76,7 @@ def vllm_engine(
         gpu_memory_utilization=chosen.gpu_memory_utilization,
         cpu_cache_gib=chosen.cpu_cache_gib,
         enforce_eager=chosen.enforce_eager,
+        transfer=chosen.transfer,
     )
     return VllmEngine(
         model,
@@ -85,9 +88,22 @@ def vllm_engine(
             first=chosen.first_gpu,
             gpus=None if kind == "cpu" else _visible_gpus(),
         ),
-        start_seconds=chosen.start_seconds,
+        supervision=Supervision(
+            start_seconds=chosen.start_seconds, stuck_seconds=chosen.stuck_seconds, restarts=chosen.restarts
+        ),
         start=start,
     )
+
+
+def engine_restarts(engine: Engine) -> int:
+    """Replicas of the engine that were started in place of failed ones so far; the embedded engine has none."""
+    return engine.restarts if isinstance(engine, VllmEngine | RemoteEngine) else 0
+
+
+def watch_replicas(engine: Engine, tell: Callable[[ReplicaLost], None]) -> None:
+    """Have `tell` called with every replica that fails, on a thread of the engine."""
+    if isinstance(engine, VllmEngine):
+        engine.watch(tell)
 
 
 def replica_environments(*, replicas: int, gpus_each: int, first: int, gpus: list[str] | None) -> list[dict[str, str]]:

@@ -57,3 +57,20 @@ def test_numbers_out_of_range_are_refused():
 def test_embedded_takes_no_key_of_vllm():
     with pytest.raises(ConfigurationError, match="replicas"):
         resolved("runtime.engine.type=embedded", "runtime.engine.replicas=2")
+
+
+@pytest.mark.parametrize(
+    ("device", "override", "said"),
+    [
+        ("cpu", "restarts=1", "'runtime.engine.transfer' = 'ipc' shares a GPU's memory, and 'runtime.device' is 'cpu'"),
+        ("cuda", "replicas=2", "'runtime.engine.replicas' must be 1, got 2"),
+        ("cuda", "tensor_parallel=2", "'runtime.engine.tensor_parallel' must be 1, got 2"),
+        ("cuda", "first_gpu=1", "'runtime.engine.first_gpu' must be 0, got 1"),
+    ],
+)
+def test_shared_gpu_memory_is_refused_where_the_replica_is_not_on_the_trainers_gpu(device, override, said):
+    keys = ("runtime.engine.type=vllm", "runtime.engine.transfer=ipc", f"runtime.engine.{override}")
+    with pytest.raises(ConfigurationError) as caught:
+        resolved(*keys, device=device)
+    assert said in str(caught.value)
+    assert resolved(*keys[:2], device="cuda").runtime.engine == Vllm(transfer="ipc")

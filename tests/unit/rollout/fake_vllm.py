@@ -10,10 +10,12 @@ from safetensors import safe_open
 
 from lecritique.core.rollout import GenerateRequest
 from lecritique.rollout import vllm_server
-from lecritique.rollout.vllm_messages import ReplicaSettings, WeightFile
+from lecritique.rollout.vllm_messages import ReplicaSettings, WeightFile, Weights
 from lecritique.rollout.vllm_server import Sampled
 
 STEP_SECONDS = 0.002
+# A prompt with this token ends whoever decodes it.
+POISON = 666
 
 
 class FakeDecoder:
@@ -35,12 +37,15 @@ class FakeDecoder:
         del self._open[request_id]
 
     def step(self) -> list[Sampled]:
+        if any(POISON in request.token_ids for request, _ in self._open.values()):
+            raise RuntimeError("poisoned")
         time.sleep(STEP_SECONDS)
         return [self._token(request_id) for request_id in list(self._open)]
 
-    def load(self, file: WeightFile) -> None:
-        with safe_open(file.path, framework="np") as opened:
-            self._number = int(opened.get_tensor(file.names[0])[0])
+    def load(self, weights: Weights) -> None:
+        assert isinstance(weights, WeightFile)
+        with safe_open(weights.path, framework="np") as opened:
+            self._number = int(opened.get_tensor(weights.names[0])[0])
 
     def close(self) -> None:
         print("closed in order")

@@ -6,14 +6,10 @@ import os
 import queue
 import signal
 import socket
-import time
-from collections.abc import Callable
 from concurrent.futures import CancelledError, wait
-from functools import partial
-from pathlib import Path
 
 import pytest
-import torch
+from fake_replicas import FAKE, LONG, PROMPT, SECONDS, SETTINGS, Numbered, begun, engines, pids_of, running, until
 from literal_decoding import request
 from small_models import rollout_id
 
@@ -21,7 +17,6 @@ from lecritique.core.errors import ConfigurationError, EngineFailure
 from lecritique.core.rollout import GenerateRequest
 from lecritique.core.weights import WeightManifest
 from lecritique.models.weights import MemoryWeightStore
-from lecritique.rollout.vllm_engine import VllmEngine
 from lecritique.rollout.vllm_messages import (
     Adopt,
     Adopted,
@@ -33,69 +28,13 @@ from lecritique.rollout.vllm_messages import (
     Stop,
     Submit,
     WeightFile,
+    Weights,
 )
 from lecritique.rollout.vllm_replica import ReplicaProcess
 from lecritique.rollout.vllm_server import Replica, Sampled
 from lecritique.runtime.engines import replica_environments
 
-FAKE = (str(Path(__file__).with_name("fake_vllm.py")),)
-SETTINGS = ReplicaSettings(
-    model_folder="",
-    dtype="float32",
-    device="cpu",
-    max_length=50,
-    rows=4,
-    tensor_parallel=1,
-    gpu_memory_utilization=0.5,
-    cpu_cache_gib=1.0,
-    enforce_eager=True,
-)
-PROMPT = (1, 2, 3)
-LONG = partial(request, PROMPT, max_new_tokens=100_000, stop_ids=frozenset({9}))
-SECONDS = 60.0
-
-
-class Numbered:
-    """A policy whose weights are one number, which the fake samples over and over."""
-
-    class config:  # noqa: N801
-        to_dict = staticmethod(lambda: {"quantization_config": {}, "model_type": "numbered"})
-
-    def __init__(self, number: float) -> None:
-        self.number = number
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return {"number": torch.full((3,), self.number)}
-
-
-@pytest.fixture
-def engines():
-    """Makes engines over real processes, and closes them."""
-    made: list[VllmEngine] = []
-
-    def make(replicas: int = 1, store: MemoryWeightStore | None = None, settings: ReplicaSettings = SETTINGS):
-        made.append(
-            VllmEngine(
-                Numbered(7), store or MemoryWeightStore(), settings, environments=[{}] * replicas,
-                start_seconds=SECONDS, start=partial(ReplicaProcess, server=FAKE),
-            )
-        )  # fmt: skip
-        return made[-1]
-
-    yield make
-    for engine in made:
-        engine.close()
-
-
-def until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-def begun(engine: VllmEngine, *requests: GenerateRequest) -> None:
-    until(lambda: all(engine.oldest_version(each.request_id) is not None for each in requests))
+__all__ = ["engines"]
 
 
 def test_tokens_carry_the_version_that_sampled_them_and_weights_change_in_mid_flight(engines) -> None:
@@ -114,7 +53,7 @@ def test_tokens_carry_the_version_that_sampled_them_and_weights_change_in_mid_fl
     assert completion.finish_reason == "stop" and switch == len(completion.token_ids) - 1 > 0
     assert completion.policy_version.tolist() == [0] * switch + [1]
     assert engine.oldest_version(long.request_id) is None
-    until(lambda: not list(engine._folder.glob("weights-*")))
+    until(lambda: not list(engine._transfer.folder.glob("weights-*")))
 
 
 def test_a_cancelled_request_gives_what_it_has_and_the_others_go_on(engines) -> None:
@@ -144,13 +83,13 @@ def test_closing_cancels_what_is_open_and_leaves_no_process_and_no_file(engines)
     open_one = LONG()
     future = engine.submit(open_one)
     begun(engine, open_one)
-    pids = [replica._process.pid for replica in engine._replicas]
-    assert all(running(pid) for pid in pids) and engine._folder.is_dir()
+    pids = pids_of(engine)
+    assert all(running(pid) for pid in pids) and engine._transfer.folder.is_dir()
     engine.close()
     engine.close()
     with pytest.raises(CancelledError):
         future.result(0)
-    assert not any(running(pid) for pid in pids) and not engine._folder.exists()
+    assert not any(running(pid) for pid in pids) and not engine._transfer.folder.exists()
     with pytest.raises(EngineFailure, match="the engine is closed"):
         engine.submit(LONG()).result(0)
 
@@ -160,7 +99,7 @@ def test_without_its_only_replica_every_request_fails_with_the_reason(engines) -
     open_one = LONG()
     future = engine.submit(open_one)
     begun(engine, open_one)
-    os.kill(engine._replicas[0]._process.pid, signal.SIGKILL)
+    os.kill(pids_of(engine)[0], signal.SIGKILL)
     with pytest.raises(EngineFailure, match="replica 0 ended: its process ended with code -9"):
         future.result(SECONDS)
     with pytest.raises(EngineFailure, match="replica 0 ended"):
@@ -174,7 +113,7 @@ def test_what_a_dead_replica_had_open_is_asked_of_the_other(engines) -> None:
     futures = [engine.submit(each) for each in requests]
     begun(engine, *requests)
     assert sorted(entry.replica for entry in engine._open.values()) == [0, 0, 1, 1], "not balanced"
-    os.kill(engine._replicas[1]._process.pid, signal.SIGKILL)
+    os.kill(pids_of(engine)[1], signal.SIGKILL)
     until(lambda: {entry.replica for entry in engine._open.values()} == {0})
     store.put("policy", Numbered(7).state_dict())
     engine.adopt(store.put("policy", Numbered(9).state_dict()))
@@ -217,14 +156,6 @@ def test_a_replica_ends_with_its_caller_and_takes_the_folder_along(tmp_path) -> 
     replica.stop()
 
 
-def running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 class Scripted:
     """A decoder that samples the number of the file that it loaded last."""
 
@@ -242,8 +173,9 @@ class Scripted:
         token = int(self.loaded[-1])
         return [Sampled(request_id=each, token_ids=[token], logprobs=[0.0], finish_reason=None) for each in self.ids]
 
-    def load(self, file: WeightFile) -> None:
-        self.loaded.append(file.path)
+    def load(self, weights: Weights) -> None:
+        assert isinstance(weights, WeightFile)
+        self.loaded.append(weights.path)
 
 
 def served(*commands: Command) -> tuple[Scripted, list[Report]]:
@@ -269,7 +201,7 @@ def served(*commands: Command) -> tuple[Scripted, list[Report]]:
 
 def adopt(version: int) -> Adopt:
     manifest = WeightManifest(role="policy", version=version, digest="d")
-    return Adopt(manifest=manifest, file=WeightFile(path=str(version), names=("w",), digest="d"))
+    return Adopt(manifest=manifest, weights=WeightFile(path=str(version), names=("w",), digest="d"))
 
 
 def test_of_versions_that_wait_only_the_last_is_loaded_and_all_are_answered() -> None:
