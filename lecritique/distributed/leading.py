@@ -9,12 +9,14 @@ What is told between the processes of one run is pickled, as torch does for obje
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch.distributed.device_mesh import DeviceMesh
 
 from lecritique.core.errors import LecritiqueError, RoleFailure
@@ -23,7 +25,9 @@ from lecritique.core.weights import WeightManifest
 from lecritique.critic.trainer import ValueTrainer
 from lecritique.distributed.checkpoints import ShardedCheckpoints, load_sharded
 from lecritique.distributed.together import Together
+from lecritique.models.adapters import own_weights
 from lecritique.models.ranks import whole
+from lecritique.models.scoring import TokenRow
 from lecritique.policy.trainer import PolicyTrainer
 
 
@@ -101,6 +105,11 @@ class LeadingValueTrainer(ValueTrainer):
         super().__init__(*args, **kwargs)
         self._leader = leader
 
+    def values(self, rows: Sequence[TokenRow]) -> list[NDArray[np.float64]]:
+        """As all do it."""
+        with self._leader.calling("critic", "values", rows):
+            return super().values(rows)
+
     def update(self, batch: ValueBatch, *, share: float = 1.0) -> Mapping[str, float]:
         """As all do it."""
         with self._leader.calling("critic", "update", batch, share=share):
@@ -169,7 +178,7 @@ class Follower:
             self._trainers["critic"].restore(learner["values"]["trainer"])
 
     def _gather(self, role: str) -> None:
-        for tensor in self._trainers[role].model.state_dict().values():
+        for tensor in own_weights(self._trainers[role].model).values():
             whole(tensor)
 
     def _state(self) -> dict[str, Any]:

@@ -9,24 +9,20 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.utils.checkpoint import checkpoint
 
-from lecritique.core.errors import ConfigurationError
+from lecritique.models.recomputation import decoder_layers, recompute_activations
 from lecritique.models.value_model import ValueModel
 
 # The method under which a sharded model runs any function of itself.
 APPLIED = "applied_to_whole_weights"
 
 
-def shard(
-    model: Any, mesh: DeviceMesh, *, compute_dtype: torch.dtype | None = None, recompute_activations: bool = False
-) -> None:
+def shard(model: Any, mesh: DeviceMesh, *, compute_dtype: torch.dtype | None = None, recompute: bool = False) -> None:
     """Shard a policy or a value model in place, before its optimizer is made.
 
     Args:
@@ -34,7 +30,7 @@ def shard(
         mesh: one dimension, all processes.
         compute_dtype: precision of forward and backward passes; None is that of the weights. Weights, gradient sums
             and moments keep their own, and so does a value head altogether.
-        recompute_activations: keep only what goes into each layer, and compute the rest again for the gradient.
+        recompute: keep only what goes into each layer, and compute the rest again for the gradient.
 
     Raises:
         ConfigurationError: the model does not say what its layers are.
@@ -45,10 +41,9 @@ def shard(
         if compute_dtype is None
         else MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=master)
     )
+    if recompute:
+        recompute_activations(model)
     for layer in decoder_layers(model):
-        if recompute_activations:
-            # A plain attribute: a wrapping module would rename every weight.
-            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     if isinstance(model, ValueModel):
         fully_shard(model.head, mesh=mesh)
@@ -60,21 +55,6 @@ def shard(
             module.set_force_sum_reduction_for_comms(True)
     setattr(root, APPLIED, types.MethodType(_applied, root))
     register_fsdp_forward_method(root, APPLIED)
-
-
-def decoder_layers(model: Any) -> list[torch.nn.Module]:
-    """The layers of a transformer, by what it says must not be split between devices.
-
-    Raises:
-        ConfigurationError: it says nothing.
-    """
-    names = {name for module in model.modules() for name in (getattr(module, "_no_split_modules", None) or ())}
-    layers = [module for module in model.modules() if type(module).__name__ in names]
-    if not layers:
-        raise ConfigurationError(
-            f"a model of the class {type(model).__name__} does not name its layers, so it cannot be cut into shards."
-        )
-    return layers
 
 
 def _applied(model: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

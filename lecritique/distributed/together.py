@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Concatenate
 
 import numpy as np
@@ -12,9 +13,11 @@ from numpy.typing import NDArray
 from torch.distributed.fsdp import FSDPModule
 
 from lecritique.distributed.sharding import APPLIED
+from lecritique.models.packed_attention import reads_packed
 from lecritique.models.packing import micro_batches
 from lecritique.models.ranks import Answer, Given
-from lecritique.models.scoring import TokenRow, action_logprobs, in_micro_batches
+from lecritique.models.scoring import MicroBatch, TokenRow, action_logprobs, action_value_outputs, in_micro_batches
+from lecritique.models.value_model import ValueModel
 
 
 class Together:
@@ -28,9 +31,9 @@ class Together:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.device = device
 
-    def micro_batches(self, lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
+    def micro_batches(self, lengths: Sequence[int], *, max_tokens: int, packed: bool = False) -> list[list[int]]:
         """This process's own, as many as every other has: a forward pass brings all of them together."""
-        return micro_batches_of(lengths, max_tokens=max_tokens, ranks=self.size)[self.rank]
+        return micro_batches_of(lengths, max_tokens=max_tokens, ranks=self.size, packed=packed)[self.rank]
 
     def run(
         self,
@@ -44,16 +47,27 @@ class Together:
             return function(model, *args, **kwargs)
         return getattr(model, APPLIED)(function, *args, **kwargs)  # type: ignore[no-any-return]
 
-    @torch.no_grad()
     def logprobs(
         self, model: Any, rows: Sequence[TokenRow], *, temperature: float, max_tokens: int
     ) -> list[NDArray[np.float64]]:
         """Each process reads its own rows, whole; then all know all."""
+        return self._shared(model, partial(action_logprobs, temperature=temperature), rows, max_tokens=max_tokens)
+
+    def values(self, model: ValueModel, rows: Sequence[TokenRow], *, max_tokens: int) -> list[NDArray[np.float64]]:
+        """Likewise."""
+        return self._shared(model, _action_values, rows, max_tokens=max_tokens)
+
+    @torch.no_grad()
+    def _shared(
+        self, model: Any, function: Callable[..., torch.Tensor], rows: Sequence[TokenRow], *, max_tokens: int
+    ) -> list[NDArray[np.float64]]:
+        """`function(model, micro-batch)` of each process's own rows, put together in the order of `rows`."""
         counts = [int(row.mask.sum()) for row in rows]
         ends = np.cumsum(counts)
         flat = torch.zeros(int(ends[-1]) if counts else 0, dtype=torch.float64)
-        for batch in in_micro_batches(rows, max_tokens=max_tokens, device=self.device, split=self.micro_batches):
-            read_N = self.run(model, action_logprobs, batch, temperature=temperature).double().cpu()
+        how: dict[str, Any] = {"split": self.micro_batches, "packed": reads_packed(model)}
+        for batch in in_micro_batches(rows, max_tokens=max_tokens, device=self.device, **how):
+            read_N = self.run(model, function, batch).double().cpu()
             pieces = torch.split(read_N, [counts[index] for index in batch.indices])
             for index, piece in zip(batch.indices, pieces, strict=True):
                 flat[ends[index] - counts[index] : ends[index]] = piece
@@ -85,6 +99,11 @@ class Together:
         return there.cpu()
 
 
+def _action_values(model: ValueModel, batch: MicroBatch) -> torch.Tensor:
+    """Values before the wanted tokens, [N]."""
+    return model.values_of(action_value_outputs(model, batch))
+
+
 def shared_out(lengths: Sequence[int], ranks: int) -> list[list[int]]:
     """Row indices of each process; all read about the same number of tokens: longest first, to who has least."""
     shares: list[list[int]] = [[] for _ in range(ranks)]
@@ -96,12 +115,14 @@ def shared_out(lengths: Sequence[int], ranks: int) -> list[list[int]]:
     return shares
 
 
-def micro_batches_of(lengths: Sequence[int], *, max_tokens: int, ranks: int) -> list[list[list[int]]]:
+def micro_batches_of(
+    lengths: Sequence[int], *, max_tokens: int, ranks: int, packed: bool = False
+) -> list[list[list[int]]]:
     """Micro-batches of each process; those of the shorter lists are filled up with empty ones."""
     every = [
         [
             [share[place] for place in batch]
-            for batch in micro_batches([lengths[i] for i in share], max_tokens=max_tokens)
+            for batch in micro_batches([lengths[i] for i in share], max_tokens=max_tokens, packed=packed)
         ]
         for share in shared_out(lengths, ranks)
     ]

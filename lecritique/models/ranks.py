@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from lecritique.models.packing import micro_batches
-from lecritique.models.scoring import TokenRow, logprobs
+from lecritique.models.scoring import TokenRow, logprobs, values
+from lecritique.models.value_model import ValueModel
 
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
@@ -24,7 +25,7 @@ Answer = TypeVar("Answer")
 class Ranks(Protocol):
     """Processes that step in time: each calls the same methods in the same order."""
 
-    def micro_batches(self, lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
+    def micro_batches(self, lengths: Sequence[int], *, max_tokens: int, packed: bool = False) -> list[list[int]]:
         """Row indices of this process's micro-batches; an empty one where it only keeps step with another."""
         ...
 
@@ -44,6 +45,10 @@ class Ranks(Protocol):
         """Log-probs of all rows' wanted tokens in nats, without gradient, on every process."""
         ...
 
+    def values(self, model: ValueModel, rows: Sequence[TokenRow], *, max_tokens: int) -> list[NDArray[np.float64]]:
+        """Values of all rows' wanted tokens in reward units, without gradient, on every process."""
+        ...
+
     def sums(self, values: Sequence[float]) -> list[float]:
         """Each value summed over the processes."""
         ...
@@ -56,9 +61,9 @@ class Ranks(Protocol):
 class Alone:
     """One process with whole weights."""
 
-    def micro_batches(self, lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
+    def micro_batches(self, lengths: Sequence[int], *, max_tokens: int, packed: bool = False) -> list[list[int]]:
         """All rows."""
-        return micro_batches(lengths, max_tokens=max_tokens)
+        return micro_batches(lengths, max_tokens=max_tokens, packed=packed)
 
     def run(
         self,
@@ -75,6 +80,10 @@ class Alone:
     ) -> list[NDArray[np.float64]]:
         """`scoring.logprobs`."""
         return logprobs(model, rows, temperature=temperature, max_tokens=max_tokens)
+
+    def values(self, model: ValueModel, rows: Sequence[TokenRow], *, max_tokens: int) -> list[NDArray[np.float64]]:
+        """`scoring.values`."""
+        return values(model, rows, max_tokens=max_tokens)
 
     def sums(self, values: Sequence[float]) -> list[float]:
         """The values."""

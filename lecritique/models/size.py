@@ -11,40 +11,46 @@ from lecritique.numerics.flops import forward_flops, training_flops
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSize:
-    """Weights that multiply, and heads times their width summed over the layers."""
+    """Weights that multiply, and heads times their width summed over the layers.
+
+    `frozen` of the parameters take no gradient.
+    """
 
     parameters: int
     attention_width: int
+    frozen: int = 0
 
     def forward(self, tokens: int, pairs: int) -> int:
         """FLOPs of reading."""
         return forward_flops(tokens, pairs, parameters=self.parameters, attention_width=self.attention_width)
 
     def training(self, tokens: int, pairs: int) -> int:
-        """FLOPs of reading and taking gradients."""
-        return training_flops(tokens, pairs, parameters=self.parameters, attention_width=self.attention_width)
+        """FLOPs of reading and taking gradients: through frozen weights, but not with respect to them."""
+        everything = training_flops(tokens, pairs, parameters=self.parameters, attention_width=self.attention_width)
+        return everything - forward_flops(tokens, 0, parameters=self.frozen, attention_width=self.attention_width)
 
 
 def policy_size(model: Any) -> ModelSize:
     """Of a causal language model. A table that is embedding and output layer at once counts as the output layer."""
     embedding, output = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    looked_up = 0 if output is embedding else embedding.numel()
-    return ModelSize(
-        parameters=_parameters(model) - looked_up, attention_width=_attention_width(model.config.get_text_config())
-    )
+    looked_up = None if output is embedding else embedding
+    return _size(model, looked_up, model.config)
 
 
 def value_size(model: ValueModel) -> ModelSize:
     """Of a critic, its head included."""
     backbone: Any = model.backbone
+    return _size(model, backbone.get_input_embeddings().weight, backbone.config)
+
+
+def _size(model: Any, looked_up: Any, config: Any) -> ModelSize:
+    """Of all parameters but a table that is only looked up."""
+    multiply = [weight for weight in model.parameters() if weight is not looked_up]
     return ModelSize(
-        parameters=_parameters(model) - backbone.get_input_embeddings().weight.numel(),
-        attention_width=_attention_width(backbone.config.get_text_config()),
+        parameters=sum(weight.numel() for weight in multiply),
+        attention_width=_attention_width(config.get_text_config()),
+        frozen=sum(weight.numel() for weight in multiply if not weight.requires_grad),
     )
-
-
-def _parameters(model: Any) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _attention_width(config: Any) -> int:

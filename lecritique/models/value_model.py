@@ -13,8 +13,10 @@ from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
+from lecritique.config.adapters import Lora
 from lecritique.config.losses import Bce, Categorical, ClippedMse, HlGauss, Mse, ValueLoss
 from lecritique.core.errors import CheckpointError
+from lecritique.models.adapters import adapted, merged
 from lecritique.numerics.value_losses import (
     ClippedValueLoss,
     categorical_loss,
@@ -50,6 +52,16 @@ class ValueModel(torch.nn.Module):
     def from_policy(cls, policy: Any, loss: ValueLoss, *, seed: int) -> ValueModel:
         """A full copy of the policy's backbone with a randomly initialised head (LC's default)."""
         return cls(copy.deepcopy(policy.get_decoder()), loss, seed=seed)
+
+    def with_adapter(self, lora: Lora, *, seed: int) -> ValueModel:
+        """A critic that gives the same values: this one's backbone, frozen, with a new adapter, and a copy of its head.
+
+        Raises:
+            ConfigurationError: see `adapters.adapted`.
+        """
+        model = ValueModel(adapted(self.backbone, lora, seed=seed), self.loss, seed=0)
+        model.head.load_state_dict(self.head.state_dict())
+        return model
 
     @property
     def device(self) -> torch.device:
@@ -107,7 +119,8 @@ class ValueModel(torch.nn.Module):
 
 
 def save_value_model(model: ValueModel, folder: Path) -> None:
-    """Backbone, head and loss as safetensors + JSON."""
+    """Backbone, head and loss as safetensors + JSON; an adapter is merged into the backbone."""
+    model = merged(model)
     folder.mkdir(parents=True, exist_ok=True)
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     save_file(state, folder / "value_model.safetensors")

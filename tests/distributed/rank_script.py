@@ -43,6 +43,7 @@ from tests.distributed.rank_trainings import (
 )
 
 STEPS, BEFORE, AFTER = 20, 2, 2
+ADAPTERS = ("lora ppo", "lora")
 LONG_POLICY, LONG_VALUES = ("dppo", "ppo"), ("bce",)
 
 
@@ -72,18 +73,37 @@ def go_on(policy: Any, critic: Any, batches: Batches) -> dict[str, Any]:
     return {"policy": rows, "critic": [dict(critic.update(batches.values[2 + step])) for step in range(AFTER)]}
 
 
-def saved_and_gone_on(batches: Batches, save: Any, **how: Any) -> dict[str, Any]:
+def saved_and_gone_on(
+    batches: Batches, save: Any, cases: tuple[str, str] = ("ppo", "mse"), **how: Any
+) -> dict[str, Any]:
     """Two steps, a checkpoint, two more."""
-    policy, critic = policy_trainer("ppo", batches.config, **how), value_trainer("mse", **how)
+    policy, critic = policy_trainer(cases[0], batches.config, **how), value_trainer(cases[1], **how)
     policy_metrics(policy, batches, BEFORE)
     value_metrics(critic, batches, BEFORE)
     save(tree_of(policy, critic))
     return go_on(policy, critic, batches)
 
 
-def resumed(batches: Batches, tree: dict[str, Any], **how: Any) -> dict[str, Any]:
+def valued(batches: Batches, **how: Any) -> dict[str, Any]:
+    """Values of a batch's rows after an update, with all weights trained and with an adapter."""
+    rows = [
+        token_row(trajectory, context)
+        for sample in batches.values[0].samples
+        for trajectory, context in zip(sample.trajectories, sample.contexts, strict=True)
+    ]
+    seen = {}
+    for name in ("bce", "lora"):
+        critic = value_trainer(name, dtype=torch.float64, **how)
+        critic.update(batches.values[0])
+        seen[name] = [column.tolist() for column in critic.values(rows)]
+    return seen
+
+
+def resumed(
+    batches: Batches, tree: dict[str, Any], cases: tuple[str, str] = ("ppo", "mse"), **how: Any
+) -> dict[str, Any]:
     """The two steps after a checkpoint, with new trainers."""
-    policy, critic = policy_trainer("ppo", batches.config, **how), value_trainer("mse", **how)
+    policy, critic = policy_trainer(cases[0], batches.config, **how), value_trainer(cases[1], **how)
     policy.restore(tree["policy"])
     critic.restore(tree["critic"])
     return {**go_on(policy, critic, batches), "beside": [tree["beside"]["steps"], tree["beside"]["column"].tolist()]}
@@ -135,7 +155,7 @@ def recomputed(batches: Batches, ranks: Together, mesh: DeviceMesh) -> dict[str,
         for layer in model.get_decoder().layers:
             layer.register_forward_hook(lambda *_: calls.append("outside"))
             layer.mlp.register_forward_pre_hook(lambda *_: calls.append("inside"))
-        shard(model, mesh, recompute_activations=True)
+        shard(model, mesh, recompute=True)
 
     how = {"ranks": ranks, "dtype": torch.float64}
     again = policy_trainer("dppo", batches.config, prepare=prepare, **how).step(batches.policy[0])
@@ -225,6 +245,14 @@ def in_ranks(rank: int, batches: Batches, folder: Path) -> dict[str, Any]:
         of_one = Checkpoints(folder / "one").latest()
         assert of_one is not None
         seen["one_on_two"] = resumed(batches, load_sharded(of_one, mesh), **how)
+        adapters = ShardedCheckpoints(folder / "adapters", ranks)
+        seen["adapters_uninterrupted"] = saved_and_gone_on(
+            batches, lambda tree: adapters.save(BEFORE, tree), ADAPTERS, **how
+        )
+        saved = Checkpoints(folder / "adapters").latest()
+        assert saved is not None
+        seen["adapters_two_on_two"] = resumed(batches, load_sharded(saved, mesh), ADAPTERS, **how)
+        seen["values"] = valued(batches, **how)
         seen["precision"] = precision(batches, ranks, mesh)
         seen["recomputed"] = recomputed(batches, ranks, mesh)
         seen["diverged"] = diverged(batches, **how)
@@ -251,6 +279,12 @@ def main(folder: Path) -> None:
     of_two = Checkpoints(folder / "two").latest()
     assert of_two is not None
     alone["two_on_one"] = resumed(batches, load_sharded(of_two))
+    of_adapters = Checkpoints(folder / "adapters").latest()
+    assert of_adapters is not None
+    alone["adapters"] = [load_sharded(of_adapters)[role]["weights"] for role in ("policy", "critic")]
+    alone["adapters"] = [{name: list(tensor.shape) for name, tensor in each.items()} for each in alone["adapters"]]
+    alone["adapters_two_on_one"] = resumed(batches, load_sharded(of_adapters), ADAPTERS)
+    alone["values"] = valued(batches)
     alone["tiny"] = state_digest(tiny(torch.float32).state_dict())
     alone["idle"] = [idle_passes(batch) for batch in batches.policy]
     (folder / "seen.json").write_text(json.dumps({"alone": alone, "ranks": ranks}), encoding="utf-8")

@@ -18,12 +18,14 @@ from typing import Any
 
 import torch
 
+from lecritique.config.adapters import LoraAdapter, LoraBackbone
 from lecritique.config.estimators import OptimizerConfig
 from lecritique.config.losses import Bce, ClippedMse, Dapo, Dppo, Mse, Opsd, Ppo
 from lecritique.config.schema import PolicySection, RunConfig
 from lecritique.config.teachers import EmaTeacher, Fusion, SnapshotTeacher
 from lecritique.core.trajectory import PolicyBatch, ValueBatch
 from lecritique.critic.trainer import ValueTrainer
+from lecritique.models.adapters import adapted
 from lecritique.models.loading import load_causal_lm
 from lecritique.models.ranks import Ranks
 from lecritique.models.value_model import ValueModel
@@ -41,8 +43,10 @@ POLICY_LOSSES = {
     "dapo": PolicySection(loss=Dapo(), epochs=2, whiten=True),
     "opsd": PolicySection(loss=Opsd(), teacher=EmaTeacher(content="answer")),
     "fusion": PolicySection(loss=Ppo(), modulation=Fusion(), teacher=SnapshotTeacher(content="answer", rescore=True)),
+    "lora": PolicySection(loss=Opsd(), teacher=EmaTeacher(content="answer")),
+    "lora ppo": PolicySection(loss=Ppo()),
 }
-VALUE_LOSSES = {"bce": Bce(), "mse": Mse(), "clipped_mse": ClippedMse(eps_v=0.02)}
+VALUE_LOSSES = {"bce": Bce(), "mse": Mse(), "clipped_mse": ClippedMse(eps_v=0.02), "lora": Bce()}
 Prepare = Callable[[Any], None]
 
 
@@ -91,10 +95,12 @@ def policy_trainer(
 ) -> PolicyTrainer:  # fmt: skip
     """A policy trainer of one case; `prepare` shards the model."""
     model = tiny(dtype)
+    if name.startswith("lora"):
+        model = adapted(model, LoraAdapter(rank=4), seed=1)
     rate = learning_rate or config.policy.optimizer.learning_rate
     section = POLICY_LOSSES[name].model_copy(update={"optimizer": OptimizerConfig(learning_rate=rate)})
     teacher = None
-    if name in ("opsd", "fusion"):
+    if name in ("opsd", "fusion", "lora"):
         teacher = SelfTeacher(
             model, section.teacher, temperature=config.sampling.temperature, max_tokens=MAX_TOKENS, context_length=4096
         )
@@ -117,6 +123,8 @@ def value_trainer(
 ) -> ValueTrainer:  # fmt: skip
     """A value trainer of one case."""
     model = ValueModel.from_policy(tiny(dtype), VALUE_LOSSES[name], seed=3)
+    if name == "lora":
+        model = model.with_adapter(LoraBackbone(rank=4), seed=2)
     if prepare is not None:
         prepare(model)
     config = OptimizerConfig(learning_rate=1e-4)

@@ -9,9 +9,9 @@ import torch
 from lecritique.core.errors import CheckpointError, ConfigurationError
 from lecritique.distributed.checkpoints import load_sharded, taken_apart
 from lecritique.distributed.groups import VARIABLES, Place, place_of, process_group
-from lecritique.distributed.sharding import decoder_layers
 from lecritique.distributed.together import micro_batches_of, shared_out
 from lecritique.models.loading import load_causal_lm
+from lecritique.models.recomputation import decoder_layers
 from lecritique.runs.checkpoints import Checkpoints
 
 SET = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}

@@ -55,7 +55,7 @@ def test_one_step_is_that_of_one_process_to_1e_6_and_twenty_to_1e_4(seen, name):
     assert abs(losses[16] - losses[0]) > 0.01
 
 
-@pytest.mark.parametrize("name", ["dapo", "opsd", "fusion", "mse", "clipped_mse"])
+@pytest.mark.parametrize("name", ["dapo", "opsd", "fusion", "mse", "clipped_mse", "lora", "lora ppo"])
 def test_every_metric_of_two_steps_in_float64_is_that_of_one_process(seen, name):
     alone = seen["alone"]["trained"]["float64"][name]
     for rank in seen["ranks"]:
@@ -93,6 +93,28 @@ def test_a_checkpoint_goes_on_at_another_number_of_processes(seen, on):
         for row, other in zip(found[role], expected[role], strict=True):
             assert judged(row, other) < 1e-4
     assert found["beside"] == [2, [0, 1, 2]]
+
+
+def test_a_checkpoint_of_adapters_holds_them_alone_and_goes_on_on_two_and_on_one(seen):
+    for shapes, head in zip(seen["alone"]["adapters"], (0, 2), strict=True):
+        assert sum("lora_" in name for name in shapes) == len(shapes) - head == 3 * 7 * 2
+        assert all(4 in shape for name, shape in shapes.items() if "lora_" in name)
+    for rank in seen["ranks"]:
+        expected = rank["adapters_uninterrupted"]
+        assert {key: rank["adapters_two_on_two"][key] for key in ("policy", "critic")} == expected
+        for role in ("policy", "critic"):
+            for row, other in zip(seen["alone"]["adapters_two_on_one"][role], expected[role], strict=True):
+                assert judged(row, other) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["bce", "lora"])
+def test_values_that_are_scored_in_shards_are_those_of_one_process(seen, name):
+    alone = seen["alone"]["values"][name]
+    assert len({value for column in alone for value in column}) > 20
+    for rank in seen["ranks"]:
+        for column, expected in zip(rank["values"][name], alone, strict=True):
+            # What is left of float64 behind an RMS norm in float32.
+            assert column == pytest.approx(expected, rel=0, abs=1e-6)
 
 
 def test_bfloat16_is_for_arithmetic_alone(seen):

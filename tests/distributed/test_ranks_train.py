@@ -109,6 +109,22 @@ def test_its_checkpoint_goes_on_on_one_process(run_of_two, tmp_path):
         torch.testing.assert_close(after[name], tensor, rtol=0, atol=1e-7)
 
 
+@pytest.mark.slow
+def test_adapters_train_and_are_saved_as_on_one_process(tmp_path):
+    adapters = ("model.adapter.type=lora", "critic.backbone.type=lora", "runtime.recompute_activations=true")
+    done = subprocess.run(
+        command("demo", "--arm", "pvf", *SET, *adapters, "runtime.ranks=2", "--out", str(tmp_path / "run")),
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert_alike(rows(tmp_path / "run"), trained(build(load_base(small_config(*SET, *adapters, arm="pvf"))), 3))
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-00000003"
+    final, saved = (
+        load_policy(str(path), dtype=torch.float64, device="cpu") for path in (tmp_path / "run", checkpoint)
+    )
+    assert final.digest == saved.digest != state_digest(load_base(small_config(*SET)).language.model.state_dict())
+
+
 def test_the_asynchronous_loop_is_refused():
     config = compose(load_recipe("demo"), overrides=["runtime.loop=asynchronous", "runtime.ranks=2"])
     with pytest.raises(ConfigurationError, match=r"'runtime\.ranks' = 2 .* use 'runtime\.loop' = 'synchronous'"):

@@ -58,6 +58,11 @@ ARMS = {
     "opsd": ("opsd", ("policy.minibatch_size=4",)),
     "rlsd": ("rlsd", ("policy.teacher.refresh_every=2",)),
     "dapo": ("dapo", ("rollout.dynamic_sampling=2",)),
+    "adapters on one backbone": ("pvf", ("model.adapter.type=lora", "critic.backbone.type=shared")),
+    "adapters and a teacher": (
+        "vaspo",
+        ("model.adapter.type=lora", "critic.backbone.type=lora", "runtime.dtype=float32"),
+    ),
     "tether, privileged, with a teacher": (
         "tether",
         ("critic.context.type=reference", "policy.modulation.type=fusion", "critic.schedule.type=train_then_score"),
@@ -112,6 +117,7 @@ IN_EVERY_RUN = {
     "siblings",
     "vaspo",
     "dapo",
+    "adapters on one backbone",
 }
 NAMES = [name if name in IN_EVERY_RUN else pytest.param(name, marks=pytest.mark.slow) for name in ARMS]
 
