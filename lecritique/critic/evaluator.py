@@ -1,7 +1,7 @@
 """The value evaluator: serves V(h, z) from one published critic version.
 
-`ValueEvaluator` scores on the caller's thread; `critic/serving.py` scores on a thread of its own with the same three
-functions, so that the two give the same numbers.
+`ValueEvaluator` scores on the caller's thread with a copy, `TrainersEvaluator` with the trainer's own weights;
+`critic/serving.py` scores on a thread of its own with the same three functions, so that all give the same numbers.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from lecritique.core.errors import DataError, DivergenceError
 from lecritique.core.trajectory import ValuePrediction, ValueRequest
 from lecritique.core.weights import WeightManifest
+from lecritique.critic.trainer import ValueTrainer
+from lecritique.models.adapters import load_own_weights
 from lecritique.models.scoring import TokenRow, token_row, values
 from lecritique.models.value_model import ValueModel
 from lecritique.models.weights import WeightStore
@@ -38,7 +40,7 @@ class ValueEvaluator:
 
     def adopt(self, manifest: WeightManifest) -> None:
         """Serve this version from now on."""
-        self._model.load_state_dict(self._store.open(manifest))
+        load_own_weights(self._model, self._store.open(manifest))
         self.version = manifest.version
 
     def score(self, requests: Sequence[ValueRequest]) -> list[ValuePrediction]:
@@ -50,6 +52,29 @@ class ValueEvaluator:
         """
         rows = rows_of(requests, context_length=self._context_length)
         return predictions(requests, values(self._model, rows, max_tokens=self._max_tokens), version=self.version)
+
+
+class TrainersEvaluator:
+    """Scores with the trainer's own weights, whole or in shards: no copy, between its updates alone.
+
+    Args:
+        trainer: of the critic.
+        context_length: longest sequence, context included, that the critic can read.
+    """
+
+    def __init__(self, trainer: ValueTrainer, *, context_length: int) -> None:
+        self._trainer = trainer
+        self._context_length = context_length
+        self.version = -1
+
+    def adopt(self, manifest: WeightManifest) -> None:
+        """The trainer's weights are what it has just published."""
+        self.version = manifest.version
+
+    def score(self, requests: Sequence[ValueRequest]) -> list[ValuePrediction]:
+        """As `ValueEvaluator.score`."""
+        rows = rows_of(requests, context_length=self._context_length)
+        return predictions(requests, self._trainer.values(rows), version=self.version)
 
 
 def rows_of(requests: Sequence[ValueRequest], *, context_length: int) -> list[TokenRow]:

@@ -6,7 +6,6 @@ many forward passes the batch takes.
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple, Protocol
 
 from lecritique.core.weights import WeightManifest
+from lecritique.models.adapters import copied, load_own_weights
 from lecritique.models.value_model import ValueModel
 from lecritique.models.weights import WeightStore
 
@@ -60,11 +60,19 @@ class DoubleBuffered:
         model: the copy that serves first; the spare is made from it. Neither is shared with the trainer.
         store: where `adopt` opens published versions; not needed by those who only `load`.
         version: of the weights in `model`; -1 before anything was adopted.
+        spare: in place of a copy, where copies live elsewhere.
     """
 
-    def __init__(self, model: ValueModel, store: WeightStore | None = None, *, version: int = -1) -> None:
+    def __init__(
+        self,
+        model: ValueModel,
+        store: WeightStore | None = None,
+        *,
+        version: int = -1,
+        spare: ValueModel | None = None,
+    ) -> None:
         self._serving = model
-        self._spare = copy.deepcopy(model)
+        self._spare = copied(model) if spare is None else spare
         self._store = store
         self._version = version
         self._ready: int | None = None
@@ -115,7 +123,7 @@ class DoubleBuffered:
         if self._store is None:
             raise ValueError("this evaluator was built without a weight store: load its weights instead")
         state = self._store.open(manifest)
-        self.load(manifest.version, lambda spare: spare.load_state_dict(state))
+        self.load(manifest.version, lambda spare: load_own_weights(spare, state))
 
     def load(self, version: int, fill: Callable[[ValueModel], object]) -> None:
         """Let `fill` write version `version` into the spare copy, and serve it after the batch being scored.

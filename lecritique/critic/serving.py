@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -70,6 +70,7 @@ class EvaluatorService:
         max_batch_tokens: submissions are scored together up to so many read tokens; a larger one is scored alone.
         max_wait_seconds: how long the oldest submission may wait for company while the thread has nothing else to do.
         max_queue_tokens: read tokens that may wait; an empty queue takes a submission of any size.
+        score: reads rows with a leased model; another one asks a model that lives elsewhere.
     """
 
     def __init__(
@@ -81,8 +82,10 @@ class EvaluatorService:
         max_batch_tokens: int,
         max_wait_seconds: float,
         max_queue_tokens: int,
+        score: Callable[..., list[NDArray[np.float64]]] = values,
     ) -> None:
         self._served = served
+        self._score = score
         self._max_tokens = max_tokens
         self._context_length = context_length
         self._max_batch_tokens = max_batch_tokens
@@ -171,7 +174,7 @@ class EvaluatorService:
         )
         with self._changed:
             if self._state not in ("new", "running"):
-                raise self._ended()
+                raise self.ended()
             self._drop_cancelled()
             if self._queue and self._queued_tokens + submission.tokens > self._max_queue_tokens:
                 self._counts = replace(self._counts, overloaded=self._counts.overloaded + 1)
@@ -183,6 +186,16 @@ class EvaluatorService:
             self._queued_tokens += submission.tokens
             self._changed.notify_all()
         return submission.future
+
+    def ended(self) -> RoleFailure:
+        """What tells that it serves no more; a failure of a role that it relied on keeps its kind."""
+        if self._failure is None:
+            return RoleFailure("the value evaluator has stopped.")
+        kind = type(self._failure) if isinstance(self._failure, RoleFailure) else RoleFailure
+        said = f"{type(self._failure).__name__}: {self._failure}"
+        failure = kind(f"the value evaluator failed: {said.rstrip('.')}.")
+        failure.__cause__ = self._failure
+        return failure
 
     def metrics(self) -> dict[str, float]:
         """Figures since the last call; NaN where nothing was answered.
@@ -215,20 +228,13 @@ class EvaluatorService:
         with self._changed:
             self._changed.notify_all()
 
-    def _ended(self) -> RoleFailure:
-        if self._failure is None:
-            return RoleFailure("the value evaluator has stopped.")
-        failure = RoleFailure(f"the value evaluator failed: {type(self._failure).__name__}: {self._failure}.")
-        failure.__cause__ = self._failure
-        return failure
-
     def _run(self) -> None:
         batch: list[_Submission] = []
         try:
             while batch := self._next_batch():
                 rows = [row for submission in batch for row in submission.rows]
                 with self._served.leased() as leased:
-                    scored = values(leased.model, rows, max_tokens=self._max_tokens)
+                    scored = self._score(leased.model, rows, max_tokens=self._max_tokens)
                 # Futures' callbacks run in here: by now the lease is over, and the trainer may have its turn.
                 self._answer(batch, scored, leased.version)
         except BaseException as error:  # the thread's boundary: whoever waits must hear of it
@@ -309,7 +315,7 @@ class EvaluatorService:
             unanswered = [*(each for each in batch if not each.future.done()), *waiting]
             self._counts = replace(self._counts, failed=self._counts.failed + len(unanswered))
         for submission in unanswered:
-            submission.future.set_exception(self._ended())
+            submission.future.set_exception(self.ended())
 
     def _emptied(self) -> list[_Submission]:
         """Everything that waited, taken out of the queue."""

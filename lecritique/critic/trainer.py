@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,12 @@ from lecritique.core.metrics import Mean
 from lecritique.core.spending import Reading
 from lecritique.core.trajectory import ValueBatch
 from lecritique.core.weights import WeightManifest
+from lecritique.models.adapters import frozen_digest, own_weights
 from lecritique.models.optimizer import Optimizer
+from lecritique.models.packed_attention import reads_packed
 from lecritique.models.ranks import Alone, Ranks
-from lecritique.models.restoring import restore_weights
-from lecritique.models.scoring import action_value_outputs, in_micro_batches, token_row
+from lecritique.models.restoring import require_same_base, restore_weights
+from lecritique.models.scoring import TokenRow, action_value_outputs, in_micro_batches, token_row
 from lecritique.models.value_model import ValueModel
 from lecritique.models.weights import WeightStore
 from lecritique.numerics.policy_losses import token_mean
@@ -63,11 +65,18 @@ class ValueTrainer:
         if self._published is not None and self._published != self.updates - 1:
             self._store.go_on_from("critic", self.updates)
         self._published = self.updates
-        return self._store.put("critic", self.model.state_dict())
+        return self._store.put("critic", own_weights(self.model))
 
     def state(self) -> dict[str, Any]:
-        """Weights and optimizer; the tensors are those in use."""
-        return {"weights": self.model.state_dict(), "optimizer": self._optimizer.state()}
+        """Weights and optimizer; the tensors are those in use.
+
+        Of a model with an adapter these are the adapter's and the head's, and `frozen` names the weights under it.
+        """
+        return {
+            "weights": own_weights(self.model),
+            "frozen": frozen_digest(self.model),
+            "optimizer": self._optimizer.state(),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over a saved state; the next `publish` goes on with its version.
@@ -75,10 +84,15 @@ class ValueTrainer:
         Raises:
             CheckpointError: it is of another critic.
         """
+        require_same_base(self.model, state.get("frozen"), role="critic")
         restore_weights(self.model, state["weights"], role="critic")
         self._optimizer.restore(state["optimizer"])
         self._store.go_on_from("critic", self.updates)
         self._published = None
+
+    def values(self, rows: Sequence[TokenRow]) -> list[NDArray[np.float64]]:
+        """V before each row's wanted tokens by the weights as they are now, in reward units, in the order of `rows`."""
+        return self._ranks.values(self.model, rows, max_tokens=self._max_tokens)
 
     def update(self, batch: ValueBatch, *, share: float = 1.0) -> Mapping[str, float]:
         """One optimizer step on the batch's frozen targets, token mean over its action tokens, times `share`.
@@ -101,8 +115,8 @@ class ValueTrainer:
         old_values = old_values_of(batch) if isinstance(self.model.loss, ClippedMse) else None
         total, clipped = 0.0, Mean()
         self._optimizer.zero_grad()
-        split = self._ranks.micro_batches
-        for micro in in_micro_batches(rows, max_tokens=self._max_tokens, device=self.model.device, split=split):
+        how: dict[str, Any] = {"split": self._ranks.micro_batches, "packed": reads_packed(self.model)}
+        for micro in in_micro_batches(rows, max_tokens=self._max_tokens, device=self.model.device, **how):
             outputs_NA = self._ranks.run(self.model, action_value_outputs, micro)
             targets_N = micro.gathered(targets, outputs_NA.dtype)
             old_N = None if old_values is None else micro.gathered(old_values, outputs_NA.dtype)

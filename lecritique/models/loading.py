@@ -24,6 +24,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from lecritique.core.errors import CheckpointError, ConfigurationError
+from lecritique.models.packed_attention import read_packed
 from lecritique.models.value_model import ValueModel, load_value_weights, saved_precision, saved_value_loss
 
 TINY = "tiny"
@@ -51,7 +52,7 @@ class LanguageModel:
 
 
 def load_causal_lm(
-    name: str, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+    name: str, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu", packed: bool = False
 ) -> LanguageModel:
     """Load a causal language model.
 
@@ -63,10 +64,11 @@ def load_causal_lm(
             Face hub.
         dtype: of the weights.
         device: where they go.
+        packed: let it take rows that lie end to end (`packed_attention.py`).
 
     Raises:
-        ConfigurationError: when there is no such model or device, it is incomplete, it trains with dropout, or some
-            of its layers attend to less than the whole sequence.
+        ConfigurationError: when there is no such model or device, it is incomplete, it trains with dropout, some
+            of its layers attend to less than the whole sequence, or it cannot take packed rows and should.
     """
     source, gguf_file = _locate(name)
     _require_device(device)
@@ -92,6 +94,8 @@ def load_causal_lm(
     _require_vocabulary(name, model, tokenizer)
     # A dequantised GGUF model is float32 whatever was asked for.
     model = model.to(device=device, dtype=dtype).eval()
+    if packed:
+        read_packed(model)
     text_config = model.config.get_text_config()
     return LanguageModel(
         model=model, tokenizer=tokenizer, name=name, context_length=int(text_config.max_position_embeddings)

@@ -1,7 +1,7 @@
 """Log-probs and values of given tokens. The only place where a network's position t-1 becomes token t.
 
-Shape letters: B rows, L padded length, H hidden width, V vocabulary, N action tokens of a
-micro-batch in row-major order.
+Shape letters: B rows, L padded length (of a packed micro-batch B is 1 and L all of its tokens), H hidden width,
+V vocabulary, N action tokens of a micro-batch in row-major order.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lecritique.core.errors import ConfigurationError
 from lecritique.core.trajectory import ContextInsertion, Trajectory
+from lecritique.models.packed_attention import Segments, reads_packed
 from lecritique.models.packing import micro_batches, padded
 from lecritique.models.shared_prefix import prefix_batches, shared_prefixes, states_behind_prefixes
 from lecritique.models.value_model import ValueModel
@@ -49,11 +50,15 @@ class TokenRow:
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """Rows padded to one width, with the indices that they had in the caller's list."""
+    """Rows padded to one width, or end to end in one row, with the indices that they had in the caller's list."""
 
     indices: tuple[int, ...]
     token_ids_BL: torch.Tensor
     mask_BL: torch.Tensor
+    counts: tuple[int, ...]
+    """Wanted tokens of each row."""
+    segments: Segments | None = None
+    """Where the rows of a packed micro-batch begin and end."""
 
     @property
     def targets_N(self) -> torch.Tensor:
@@ -67,7 +72,8 @@ class MicroBatch:
 
     def row_index_N(self) -> torch.Tensor:
         """For each wanted token the row of the micro-batch that it belongs to."""
-        return self.mask_BL.nonzero()[:, 0]
+        counts = torch.tensor(self.counts, dtype=torch.long, device=self.mask_BL.device)
+        return torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
 
 
 def token_row(trajectory: Trajectory, context: ContextInsertion | None = None) -> TokenRow:
@@ -82,15 +88,22 @@ def token_row(trajectory: Trajectory, context: ContextInsertion | None = None) -
 
 
 def in_micro_batches(
-    rows: Sequence[TokenRow], *, max_tokens: int, device: torch.device, split: Split = micro_batches
+    rows: Sequence[TokenRow],
+    *,
+    max_tokens: int,
+    device: torch.device,
+    split: Split = micro_batches,
+    packed: bool = False,
 ) -> Iterator[MicroBatch]:
-    """The rows, each up to its last wanted token, as padded micro-batches of similar length, longest first.
+    """The rows, each up to its last wanted token, as micro-batches, longest first: padded, or packed.
 
     Another `split` may leave rows to other processes, and give micro-batches without rows to keep step with them.
+    `packed` is for models that were switched to it (`packed_attention.read_packed`).
     """
     lengths = [row.read_tokens for row in rows]
-    for indices in split(lengths, max_tokens=max_tokens):
-        yield _micro_batch([(index, rows[index], 0, lengths[index]) for index in indices], device)
+    laid_out = _packed_micro_batch if packed else _micro_batch
+    for indices in split(lengths, max_tokens=max_tokens, packed=packed):
+        yield laid_out([(index, rows[index], 0, lengths[index]) for index in indices], device)
 
 
 def in_paired_micro_batches(
@@ -100,15 +113,17 @@ def in_paired_micro_batches(
     max_tokens: int,
     device: torch.device,
     split: Split = micro_batches,
+    packed: bool = False,
 ) -> Iterator[tuple[MicroBatch, MicroBatch]]:
     """The same rows with the same wanted tokens in two readings, side by side: entry n of N is one token in both.
 
-    The longer reading of each row counts against `max_tokens`; `split` as in `in_micro_batches`.
+    The longer reading of each row counts against `max_tokens`; `split` and `packed` as in `in_micro_batches`.
     """
     lengths = [max(row.read_tokens, other.read_tokens) for row, other in zip(rows, others, strict=True)]
-    for indices in split(lengths, max_tokens=max_tokens):
+    laid_out = _packed_micro_batch if packed else _micro_batch
+    for indices in split(lengths, max_tokens=max_tokens, packed=packed):
         one, two = (
-            _micro_batch([(index, these[index], 0, these[index].read_tokens) for index in indices], device)
+            laid_out([(index, these[index], 0, these[index].read_tokens) for index in indices], device)
             for these in (rows, others)
         )
         if not torch.equal(one.targets_N, two.targets_N):
@@ -118,8 +133,21 @@ def in_paired_micro_batches(
 
 def action_states(model: Any, batch: MicroBatch) -> torch.Tensor:
     """The final hidden states from which the wanted tokens were chosen, [N, H]."""
-    hidden_BLH = model.get_decoder()(input_ids=batch.token_ids_BL, use_cache=False).last_hidden_state
-    return states_before(hidden_BLH, batch.mask_BL)
+    return states_before(final_states(model.get_decoder(), batch), batch.mask_BL)
+
+
+def final_states(decoder: Any, batch: MicroBatch) -> torch.Tensor:
+    """The final hidden states of everything that a micro-batch reads, [B, L, H]; zeros in a padded one's last column.
+
+    Nothing is chosen from the state of the widest rows' last token, so it is not read.
+    """
+    ids_BL = batch.token_ids_BL
+    if batch.segments is not None:
+        return decoder(input_ids=ids_BL, use_cache=False, **batch.segments.inputs()).last_hidden_state  # type: ignore[no-any-return]
+    if ids_BL.shape[1] == 1:
+        return decoder(input_ids=ids_BL, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
+    states_BLH = decoder(input_ids=ids_BL[:, :-1], use_cache=False).last_hidden_state
+    return torch.nn.functional.pad(states_BLH, (0, 0, 0, 1))
 
 
 def _micro_batch(pieces: Sequence[tuple[int, TokenRow, int, int]], device: torch.device) -> MicroBatch:
@@ -130,6 +158,23 @@ def _micro_batch(pieces: Sequence[tuple[int, TokenRow, int, int]], device: torch
         indices=tuple(index for index, *_ in pieces),
         token_ids_BL=padded(ids, fill=0, dtype=torch.long, device=device),
         mask_BL=padded(masks, fill=False, dtype=torch.bool, device=device),
+        counts=tuple(int(row.mask[start:end].sum()) for _, row, start, end in pieces),
+    )
+
+
+def _packed_micro_batch(pieces: Sequence[tuple[int, TokenRow, int, int]], device: torch.device) -> MicroBatch:
+    """The same, end to end; a first token that is wanted has no state before it, and the row before it is not its."""
+    for _, row, start, end in pieces:
+        if row.mask[start:end].any() and row.mask[start]:
+            raise ValueError("the first token of a row has no state before it, and is wanted")
+    ids = [row.token_ids[start:end] for _, row, start, end in pieces] or [np.zeros(1, dtype=np.int64)]
+    masks = [row.mask[start:end] for _, row, start, end in pieces] or [np.zeros(1, dtype=np.bool_)]
+    return MicroBatch(
+        indices=tuple(index for index, *_ in pieces),
+        token_ids_BL=torch.from_numpy(np.concatenate(ids)).to(device=device, dtype=torch.long)[None],
+        mask_BL=torch.from_numpy(np.concatenate(masks)).to(device=device)[None],
+        counts=tuple(int(mask.sum()) for mask in masks[: len(pieces)]),
+        segments=Segments.of([len(each) for each in ids], device),
     )
 
 
@@ -168,7 +213,7 @@ def scaled_logits(logits: torch.Tensor, temperature: float) -> torch.Tensor:
 
 def action_value_outputs(model: ValueModel, batch: MicroBatch) -> torch.Tensor:
     """The value head's outputs for the states before the wanted tokens, [N, outputs], float32 or wider."""
-    return model.head_outputs(states_before(model.hidden_states(batch.token_ids_BL), batch.mask_BL))
+    return model.head_outputs(states_before(final_states(model.backbone, batch), batch.mask_BL))
 
 
 @torch.no_grad()
@@ -218,8 +263,7 @@ def _in_order_of_rows(
     scored: list[NDArray[np.float64]] = [np.zeros(0)] * len(rows)
     for batch, hidden_BLH in _read(decoder, rows, max_tokens=max_tokens, share_prefixes=share_prefixes, device=device):
         flat = of_states(states_before(hidden_BLH, batch.mask_BL), batch.targets_N).double().cpu().numpy()
-        counts = batch.mask_BL.sum(dim=1).tolist()
-        for index, piece in zip(batch.indices, np.split(flat, np.cumsum(counts)[:-1]), strict=True):
+        for index, piece in zip(batch.indices, np.split(flat, np.cumsum(batch.counts)[:-1]), strict=True):
             scored[index] = piece
     return scored
 
@@ -232,14 +276,14 @@ def _read(
     lengths = [len(each) for each in ids]
     groups = shared_prefixes(ids, [row.first_wanted for row in rows]) if share_prefixes else []
     for together in prefix_batches(groups, lengths, max_tokens=max_tokens):
-        places = [(index, group.length) for group in together for index in group.indices]
-        batch = _micro_batch([(index, rows[index], start, lengths[index]) for index, start in places], device)
-        yield batch, states_behind_prefixes(decoder, together, ids, device=device)
+        for places, hidden_BLH in states_behind_prefixes(decoder, together, ids, device=device):
+            yield _micro_batch([(i, rows[i], start, lengths[i]) for i, start in places], device), hidden_BLH
     grouped = {index for group in groups for index in group.indices}
     alone = [index for index in range(len(rows)) if index not in grouped]
-    for plain in in_micro_batches([rows[index] for index in alone], max_tokens=max_tokens, device=device):
+    packed = reads_packed(decoder)
+    for plain in in_micro_batches([rows[i] for i in alone], max_tokens=max_tokens, device=device, packed=packed):
         batch = replace(plain, indices=tuple(alone[index] for index in plain.indices))
-        yield batch, decoder(input_ids=batch.token_ids_BL, use_cache=False).last_hidden_state
+        yield batch, final_states(decoder, batch)
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ Shape letters: G groups of rows, B rows, P padded prefix length, q padded length
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lecritique.models.packing import padded
+from lecritique.models.packing import buckets, padded
 
 # benchmarks/shared_prefix.py: below either of them the second forward pass costs what the first one saves.
 LEAST_TOKENS = 32
@@ -113,32 +113,56 @@ def _size(batch: Sequence[SharedPrefix], lengths: Sequence[int]) -> int:
 @torch.no_grad()
 def states_behind_prefixes(
     decoder: Any, batch: Sequence[SharedPrefix], rows: Sequence[NDArray[np.int64]], *, device: torch.device
-) -> torch.Tensor:
-    """Final hidden states [B, q, H] of what follows the prefixes, rows in the order of `batch` and its indices."""
-    prefixes = _Prefixes()
-    lengths = torch.tensor([group.length for group in batch], device=device)
-    prefix_ids = [rows[group.indices[0]][: group.length] for group in batch]
-    ids_GP = padded(prefix_ids, fill=0, dtype=torch.long, device=device)
+) -> Iterator[tuple[list[tuple[int, int]], torch.Tensor]]:
+    """Final hidden states of what follows the prefixes, rests of similar length together.
+
+    Yields (row, index of its first token behind the prefix) of each row, and their states [B, q, H].
+    """
+    prefixes = _read_prefixes(decoder, batch, rows, device)
+    members = [(owner, index) for owner, group in enumerate(batch) for index in group.indices]
+    lengths = [len(rows[index]) - batch[owner].length for owner, index in members]
+    for bucket in buckets(lengths):
+        together = [members[place] for place in bucket]
+        places = [(index, batch[owner].length) for owner, index in together]
+        rest = [rows[index][start:] for index, start in places]
+        yield places, _read_behind(decoder, prefixes, [owner for owner, _ in together], rest, device)
+
+
+def _read_prefixes(
+    decoder: Any, batch: Sequence[SharedPrefix], rows: Sequence[NDArray[np.int64]], device: torch.device
+) -> _Prefixes:
+    lengths = [group.length for group in batch]
+    prefixes = _Prefixes(torch.tensor(lengths, device=device))
+    ids_GP = padded(
+        [rows[group.indices[0]][: group.length] for group in batch], fill=0, dtype=torch.long, device=device
+    )
     index_P = torch.arange(ids_GP.shape[1], device=device)
     decoder(
         input_ids=ids_GP,
-        position_ids=torch.minimum(index_P, lengths[:, None] - 1),
+        position_ids=torch.minimum(index_P, prefixes.lengths_G[:, None] - 1),
         past_key_values=prefixes,
         attention_mask=(index_P[None, :] <= index_P[:, None])[None, None].expand(len(batch), 1, -1, -1),
         use_cache=True,
     )
-    rest = [rows[index][group.length :] for group in batch for index in group.indices]
-    owner_B = torch.tensor([g for g, group in enumerate(batch) for _ in group.indices], device=device)
+    return prefixes
+
+
+def _read_behind(
+    decoder: Any, prefixes: _Prefixes, owners: Sequence[int], rest: Sequence[NDArray[np.int64]], device: torch.device
+) -> torch.Tensor:
+    """Final hidden states [B, q, H] of rests, row b behind prefix owners[b]."""
+    owner_B = torch.tensor(owners, device=device)
+    start_B = prefixes.lengths_G[owner_B]
     last_B = torch.tensor([len(ids) - 1 for ids in rest], device=device)
     ids_Bq = padded(rest, fill=0, dtype=torch.long, device=device)
     index_q = torch.arange(ids_Bq.shape[1], device=device)
-    before_BP = index_P < lengths[owner_B][:, None]
+    before_BP = torch.arange(prefixes.width, device=device) < start_B[:, None]
     causal_qq = index_q[None, :] <= index_q[:, None]
     prefixes.follow(owner_B)
     return decoder(  # type: ignore[no-any-return]
         input_ids=ids_Bq,
         # Padding takes the place of the row's last id: learned positions end at the context length.
-        position_ids=lengths[owner_B][:, None] + torch.minimum(index_q, last_B[:, None]),
+        position_ids=start_B[:, None] + torch.minimum(index_q, last_B[:, None]),
         past_key_values=prefixes,
         attention_mask=torch.cat(
             [
@@ -156,7 +180,9 @@ class _Prefixes:
 
     is_compileable = False
 
-    def __init__(self) -> None:
+    def __init__(self, lengths_G: torch.Tensor) -> None:
+        self.lengths_G = lengths_G
+        self.width = int(lengths_G.max())
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._owner_B: torch.Tensor | None = None
 
@@ -171,7 +197,7 @@ class _Prefixes:
         if self._owner_B is None:
             self._layers[layer_idx] = keys, values
             return keys, values
-        before_keys, before_values = self._layers.pop(layer_idx)
+        before_keys, before_values = self._layers[layer_idx]
         return (
             torch.cat([before_keys[self._owner_B], keys], dim=2),
             torch.cat([before_values[self._owner_B], values], dim=2),

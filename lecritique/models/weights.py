@@ -68,8 +68,9 @@ class MemoryWeightStore:
 
 def state_digest(state: State) -> str:
     """A name of the tensors' bytes: equal weights have the same."""
-    digest = hashlib.blake2b(digest_size=16)
+    # SHA-256 because processors have instructions for it: twice as fast as BLAKE2b, once for each published version.
+    digest = hashlib.sha256()
     for name, tensor in state.items():
         digest.update(name.encode())
-        digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()[:32]

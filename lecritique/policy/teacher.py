@@ -5,7 +5,6 @@ It is copied from the student's weights in memory, never loaded by name, and onl
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from lecritique.config.teachers import AnyTeacher, EmaTeacher, SnapshotTeacher
 from lecritique.core.errors import CheckpointError, DataError, DivergenceError
 from lecritique.core.spending import Reading
 from lecritique.core.trajectory import CreditedTrajectory, PolicyBatch, Trajectory
+from lecritique.models.adapters import copied, has_adapter, is_own, load_own_weights, own_weights
 from lecritique.models.ranks import whole
 from lecritique.models.restoring import restore_weights
 from lecritique.models.scoring import TokenRow, logprobs
@@ -37,7 +37,10 @@ class SelfTeacher:
     def __init__(
         self, student: Any, config: AnyTeacher, *, temperature: float, max_tokens: int, context_length: int
     ) -> None:
-        self.model = copy.deepcopy(student).requires_grad_(False)
+        self.model = copied(student).requires_grad_(False)
+        # What is frozen under an adapter is the student's too and never moves: only adapters are averaged or copied.
+        adapter = has_adapter(student)
+        self._moving = {name: own for name, own in self.model.named_parameters() if not adapter or is_own(name)}
         self._config = config
         self._temperature = temperature
         self._max_tokens = max_tokens
@@ -52,7 +55,7 @@ class SelfTeacher:
         if not isinstance(self._config, EmaTeacher):
             return
         decay, of_student = self._config.decay, dict(student.named_parameters())
-        for name, own in self.model.named_parameters():
+        for name, own in self._moving.items():
             mean = self._means.get(name, own)
             mean.mul_(decay).add_(whole(of_student[name].detach()).to(mean.dtype), alpha=1.0 - decay)
             if mean is not own:
@@ -61,7 +64,7 @@ class SelfTeacher:
     def after_batch(self, student: Any, *, version: int) -> None:
         """A snapshot is taken again when the student's version is a multiple of `refresh_every`."""
         if isinstance(self._config, SnapshotTeacher) and version % self._config.refresh_every == 0:
-            self.model.load_state_dict({name: whole(tensor) for name, tensor in student.state_dict().items()})
+            load_own_weights(self.model, {name: whole(tensor) for name, tensor in own_weights(student).items()})
 
     def rows(self, members: Sequence[CreditedTrajectory]) -> list[TokenRow]:
         """What it reads of each trajectory.
@@ -94,7 +97,7 @@ class SelfTeacher:
 
     def state(self) -> dict[str, Any]:
         """Its weights, and their means where these are kept apart; the tensors are those in use."""
-        return {"type": self._config.type, "weights": self.model.state_dict(), "means": dict(self._means)}
+        return {"type": self._config.type, "weights": own_weights(self.model), "means": dict(self._means)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over a saved state.
@@ -113,7 +116,7 @@ class SelfTeacher:
 
     def _narrow_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         if isinstance(self._config, EmaTeacher):
-            yield from ((name, w) for name, w in self.model.named_parameters() if w.dtype.itemsize < 4)
+            yield from ((name, w) for name, w in self._moving.items() if w.dtype.itemsize < 4)
 
 
 def teacher_row(member: CreditedTrajectory) -> TokenRow:

@@ -19,9 +19,11 @@ from lecritique.core.metrics import Mean
 from lecritique.core.spending import Reading
 from lecritique.core.trajectory import Judged, PolicyBatch
 from lecritique.core.weights import WeightManifest
+from lecritique.models.adapters import frozen_digest, own_weights
 from lecritique.models.optimizer import Optimizer
+from lecritique.models.packed_attention import reads_packed
 from lecritique.models.ranks import Alone, Ranks
-from lecritique.models.restoring import restore_weights
+from lecritique.models.restoring import require_same_base, restore_weights
 from lecritique.models.scoring import (
     action_logprobs,
     in_micro_batches,
@@ -108,15 +110,19 @@ class PolicyTrainer:
         return self._optimizer.steps
 
     def publish(self) -> WeightManifest:
-        """Put the current weights into the store; the same version again is the one that is there."""
+        """Put the weights, an adapter's alone, into the store; the same version again is the one that is there."""
         if self._published is None or self._published.version != self._version:
-            self._published = self._store.put("policy", self.model.state_dict())
+            self._published = self._store.put("policy", own_weights(self.model))
         return self._published
 
     def state(self) -> dict[str, Any]:
-        """Weights, optimizer and version; the tensors are those in use."""
+        """Weights, optimizer and version; the tensors are those in use.
+
+        Of a model with an adapter these are the adapter's, and `frozen` names the weights under it.
+        """
         return {
-            "weights": self.model.state_dict(),
+            "weights": own_weights(self.model),
+            "frozen": frozen_digest(self.model),
             "optimizer": self._optimizer.state(),
             "version": self._version,
             "teacher": self.teacher.state() if self.teacher else None,
@@ -133,6 +139,7 @@ class PolicyTrainer:
             raise CheckpointError("the checkpoint and this run are not both with a teacher or both without")
         if self.teacher is not None:
             self.teacher.restore(saved)
+        require_same_base(self.model, state.get("frozen"), role="policy")
         restore_weights(self.model, state["weights"], role="policy")
         self._optimizer.restore(state["optimizer"])
         self._version = int(state["version"])
@@ -248,8 +255,8 @@ class PolicyTrainer:
         teacher = _columns(batch, "teacher_logprobs") if self._late else None
         rows = [token_row(trajectory) for trajectory in trajectories]
         self.trained.add(row.read_tokens for row in rows)
-        split = self._ranks.micro_batches
-        for micro in in_micro_batches(rows, max_tokens=self._max_tokens, device=self.model.device, split=split):
+        how: dict[str, Any] = {"split": self._ranks.micro_batches, "packed": reads_packed(self.model)}
+        for micro in in_micro_batches(rows, max_tokens=self._max_tokens, device=self.model.device, **how):
             lp_N = self._ranks.run(self.model, action_logprobs, micro, temperature=self._temperature)
             lq_N = micro.gathered(sampled, lp_N.dtype)
             old_N = None if old is None else micro.gathered(old, lp_N.dtype)
@@ -267,9 +274,8 @@ class PolicyTrainer:
         rows, told_rows = [token_row(member.trajectory) for member in batch.members], self.teacher.rows(batch.members)
         self.trained.add(row.read_tokens for row in rows)
         self.teacher.read.add(row.read_tokens for row in told_rows)
-        pairs = in_paired_micro_batches(
-            rows, told_rows, max_tokens=self._max_tokens, device=self.model.device, split=self._ranks.micro_batches
-        )
+        how: dict[str, Any] = {"split": self._ranks.micro_batches, "packed": reads_packed(self.model)}
+        pairs = in_paired_micro_batches(rows, told_rows, max_tokens=self._max_tokens, device=self.model.device, **how)
         for read, told in pairs:
             own = partial(divergences, config)
             loss_N = self._ranks.run(self.model, own, self.teacher.model, read, told, temperature=self._temperature)

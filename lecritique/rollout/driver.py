@@ -28,8 +28,10 @@ class GroupDriver:
 
     def __init__(self, request: GroupRequest, environment: Environment, renderer: ChatRenderer) -> None:
         self.request = request
+        # All members are asked the same.
+        prompt_ids = renderer.render_prompt(request.task.messages)
         self._members = [
-            _Member(RolloutId(request.group_id, member), request, environment, renderer)
+            _Member(RolloutId(request.group_id, member), request, environment, renderer, prompt_ids)
             for member in range(request.group_size)
         ]
 
@@ -64,12 +66,18 @@ class _Member:
     """One episode."""
 
     def __init__(
-        self, rollout_id: RolloutId, request: GroupRequest, environment: Environment, renderer: ChatRenderer
+        self,
+        rollout_id: RolloutId,
+        request: GroupRequest,
+        environment: Environment,
+        renderer: ChatRenderer,
+        prompt_ids: np.ndarray,
     ) -> None:
         self.rollout_id = rollout_id
         self.request = request
         self.environment = environment
         self.renderer = renderer
+        self.prompt_ids = prompt_ids
         self.turns: list[Turn] = []
         self.token_ids = np.zeros(0, dtype=np.int64)
         self.given_ids = self.token_ids
@@ -91,7 +99,7 @@ class _Member:
             self.error = EnvironmentFailure(f"{self.environment.name}: {type(error).__name__}: {error}")
         if self.ended:
             return []
-        self._give(self.renderer.render_prompt(self.request.task.messages))
+        self._give(self.prompt_ids)
         return self._ask()
 
     def feed(self, completion: Completion) -> list[GenerateRequest]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from concurrent.futures import Future
 from typing import Any, Protocol
@@ -10,6 +9,7 @@ from typing import Any, Protocol
 from lecritique.core.errors import EngineFailure
 from lecritique.core.rollout import Completion, GenerateRequest
 from lecritique.core.weights import WeightManifest
+from lecritique.models.adapters import copied, load_own_weights
 from lecritique.models.weights import State, WeightStore
 from lecritique.rollout.sampler import Sampler
 
@@ -56,7 +56,7 @@ class EmbeddedEngine:
     ) -> None:
         self._store = store
         self._sampler = Sampler(
-            copy.deepcopy(model), max_rows=max_rows, chunk_tokens=chunk_tokens, prefill_tokens=prefill_tokens
+            copied(model), max_rows=max_rows, chunk_tokens=chunk_tokens, prefill_tokens=prefill_tokens
         )
         self._futures: dict[str, Future[Completion]] = {}
         self._adopting: tuple[WeightManifest, State] | None = None
@@ -113,7 +113,7 @@ class EmbeddedEngine:
         if adopting is None:
             return
         manifest, state = adopting
-        self._sampler.model.load_state_dict(state)
+        load_own_weights(self._sampler.model, state)
         self._sampler.version = manifest.version
         self._sampler.forget_cache()
 

@@ -16,7 +16,8 @@ import torch
 from lecritique.core.ids import RolloutId
 from lecritique.core.rollout import Completion, FinishReason, GenerateRequest, Sampling
 from lecritique.core.seeds import uniforms
-from lecritique.rollout.cache import RowCache
+from lecritique.rollout.cache import ForwardView, RowCache
+from lecritique.rollout.joined_decoder import JoinedDecoder, joined_decoder
 from lecritique.rollout.sampling import draw
 
 
@@ -31,6 +32,8 @@ class _Row:
         self.logprobs: list[float] = []
         self.versions: list[int] = []
         self.finish_reason: FinishReason | None = None
+        self.uniforms: list[float] = []
+        """Of the positions that the chunk may reach, the next one last."""
 
     def append(self, token: int, logprob: float, version: int) -> None:
         self.token_ids.append(token)
@@ -76,6 +79,8 @@ class Sampler:
         self._free = list(range(self._max_rows))
         self._idle: OrderedDict[RolloutId, _Row] = OrderedDict()
         self._cache = RowCache(self._max_rows)
+        self._joined: JoinedDecoder | None = None
+        self._joined_is_old = True
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request."""
@@ -107,7 +112,8 @@ class Sampler:
         return bool(self._waiting or self._active)
 
     def forget_cache(self) -> None:
-        """Drop every cached key and value: none survives an update of the weights."""
+        """Drop every cached key and value: none survives an update of the weights, after which this must be called."""
+        self._joined_is_old = True
         for row in self._active:
             row.cached = 0
         self._free.extend(row.slot for row in self._idle.values())
@@ -119,8 +125,12 @@ class Sampler:
         self._admit()
         if not self._active:
             return []
+        if self._joined_is_old:
+            self._joined, self._joined_is_old = joined_decoder(self.model.get_decoder()), False
         rows = list(self._active)
+        self._draw_uniforms(rows)
         for _ in range(self._chunk_tokens):
+            rows = self._side_by_side(rows)
             self._step(rows)
             rows = [row for row in rows if row.finish_reason is None]
             if not rows or len(rows) < len(self._active) // 2:
@@ -141,6 +151,26 @@ class Sampler:
             self._active.append(_Row(request, slot, _shared_prefix(kept, request) if kept else 0))
         self._active.sort(key=lambda row: row.slot)
 
+    def _side_by_side(self, rows: list[_Row]) -> list[_Row]:
+        """The rows in slots without gaps between them, so that their keys need not be copied at every token.
+
+        Rows beyond the last slot needed change places with whoever holds a slot in between.
+        """
+        first = min(row.slot for row in rows)
+        moving = [row for row in rows if row.slot >= first + len(rows)]
+        if not moving:
+            return rows
+        gaps = sorted(set(range(first, first + len(rows))) - {row.slot for row in rows})
+        self._cache.swap_rows([row.slot for row in moving], gaps)
+        holders = {row.slot: row for row in (*self._active, *self._idle.values())}
+        for row, gap in zip(moving, gaps, strict=True):
+            if gap in holders:
+                holders[gap].slot = row.slot
+            else:
+                self._free[self._free.index(gap)] = row.slot
+            row.slot = gap
+        return sorted(rows, key=lambda row: row.slot)
+
     def _keep(self, row: _Row) -> None:
         """Keep a finished row's cache for the next request of its sequence; an older one of it is given up."""
         older = self._idle.pop(row.request.sequence_id, None)
@@ -156,13 +186,21 @@ class Sampler:
             return self._idle.popitem(last=False)[1].slot
         return None
 
+    def _draw_uniforms(self, rows: Sequence[_Row]) -> None:
+        """One for each position that the chunk may reach: all at once, a call for each token would cost more."""
+        seeds = np.array([row.request.seed for row in rows], dtype=np.uint64)
+        ends = np.array([len(row.token_ids) for row in rows]) + self._chunk_tokens
+        backwards = ends[:, None] - 1 - np.arange(self._chunk_tokens)
+        for row, numbers in zip(rows, uniforms(seeds[:, None], backwards).tolist(), strict=True):
+            row.uniforms = numbers
+
     def _step(self, rows: Sequence[_Row]) -> None:
         logits_BV = self._next_logits(rows)
         for sampling, chosen in _by_sampling(rows).items():
             logits = logits_BV if len(chosen) == len(rows) else logits_BV[chosen]
             picked = [rows[index] for index in chosen]
-            noise = uniforms([row.request.seed for row in picked], [len(row.token_ids) for row in picked])
-            tokens, logprobs = draw(logits, torch.from_numpy(noise).to(logits.device), sampling)
+            noise = torch.tensor([row.uniforms.pop() for row in picked], dtype=torch.float64, device=logits.device)
+            tokens, logprobs = draw(logits, noise, sampling)
             for row, token, logprob in zip(picked, tokens.tolist(), logprobs.tolist(), strict=True):
                 row.append(token, logprob, self.version)
 
@@ -199,24 +237,34 @@ class Sampler:
 
     def _forward(self, rows: Sequence[_Row]) -> torch.Tensor:
         """Feed each row's uncached ids; logits [B, V] at its last id."""
+        device = self.model.device
         fresh = [row.token_ids[row.cached :] for row in rows]
         width = max(len(ids) for ids in fresh)
-        ids_Bq = torch.tensor([ids + [0] * (width - len(ids)) for ids in fresh], device=self.model.device)
-        starts_B = torch.tensor([row.cached for row in rows], device=self.model.device)
-        positions_Bq = starts_B[:, None] + torch.arange(width, device=self.model.device)
-        view = self._cache.forward_view(self._slots(rows), positions_Bq)
-        # Padding takes the place of the row's last id: learned positions end at the context length.
-        last_B = torch.tensor([len(ids) - 1 for ids in fresh], device=self.model.device)
-        hidden_BqH = self.model.get_decoder()(
-            input_ids=ids_Bq,
-            position_ids=torch.minimum(positions_Bq, (starts_B + last_B)[:, None]),
-            past_key_values=view,
-            attention_mask=view.attention_mask(),
-            use_cache=True,
-        ).last_hidden_state
+        view = self._cache.forward_view([row.slot for row in rows], [row.cached for row in rows], width)
+        ids_Bq = torch.tensor([ids + [0] * (width - len(ids)) for ids in fresh], device=device)
+        if width == 1 and self._joined is not None:
+            states_BH = self._joined(ids_Bq[:, 0], view.positions(device), view)
+        else:
+            states_BH = self._last_states(ids_Bq, [len(ids) for ids in fresh], view)
         for row in rows:
             row.cached = len(row.token_ids)
-        return self.model.get_output_embeddings()(hidden_BqH[torch.arange(len(rows)), last_B])  # type: ignore[no-any-return]
+        return self.model.get_output_embeddings()(states_BH)  # type: ignore[no-any-return]
+
+    def _last_states(self, ids_Bq: torch.Tensor, lengths: Sequence[int], view: ForwardView) -> torch.Tensor:
+        """Final hidden states [B, H] at each row's last id, by transformers; ids beyond a row's length are padding."""
+        device = ids_Bq.device
+        last_B = torch.tensor(lengths, device=device) - 1
+        positions_Bq = view.positions(device)
+        # Padding takes the place of the row's last id: learned positions end at the context length.
+        positions_Bq = torch.minimum(positions_Bq, positions_Bq[:, :1] + last_B[:, None])
+        hidden_BqH = self.model.get_decoder()(
+            input_ids=ids_Bq,
+            position_ids=positions_Bq,
+            past_key_values=view,
+            attention_mask=view.attention_mask(device),
+            use_cache=True,
+        ).last_hidden_state
+        return hidden_BqH[torch.arange(len(lengths), device=device), last_B]  # type: ignore[no-any-return]
 
 
 def _by_sampling(rows: Sequence[_Row]) -> dict[Sampling, list[int]]:

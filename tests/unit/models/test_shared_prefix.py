@@ -105,7 +105,7 @@ def test_a_prompt_of_eight_siblings_is_read_once() -> None:
     assert counted.tokens == 2 * 63 + 16 * 17
     counted.tokens = 0
     values(critic, rows, max_tokens=10_000, share_prefixes=False)
-    assert counted.tokens == 16 * 80
+    assert counted.tokens == 16 * 79
 
 
 def test_rows_without_a_shared_prefix_are_read_as_without_the_feature() -> None:

@@ -140,7 +140,7 @@ def test_a_runtime_error_of_the_model_becomes_an_engine_failure_of_every_request
 
     futures: list[Future[Completion]] = [one.submit(request(PROMPT, member=m, stop_ids=NEVER)) for m in range(4)]
     one.advance()
-    hook = one._sampler.model.get_decoder().register_forward_pre_hook(fail)
+    hook = one._sampler.model.get_input_embeddings().register_forward_pre_hook(fail)
     assert not one.advance()
     for future in futures:
         with pytest.raises(EngineFailure, match="out of memory"):

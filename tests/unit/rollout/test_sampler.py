@@ -122,10 +122,10 @@ def fed_tokens(policy) -> tuple[list[int], torch.utils.hooks.RemovableHandle]:
     """How many tokens (padding included) each forward pass is fed."""
     widths: list[int] = []
 
-    def note(module, arguments, named) -> None:
-        widths.append(named["input_ids"].numel())
+    def note(module, arguments) -> None:
+        widths.append(arguments[0].numel())
 
-    return widths, policy.get_decoder().register_forward_pre_hook(note, with_kwargs=True)
+    return widths, policy.get_input_embeddings().register_forward_pre_hook(note)
 
 
 def test_a_continued_sequence_reuses_its_cache_and_equals_a_cold_sampler(policy) -> None:
@@ -221,4 +221,22 @@ def test_padding_asks_for_no_position_past_the_context_where_positions_are_learn
     asked = [request(ids, member=m, turn=1, max_new_tokens=1, stop_ids=stop) for m, ids in enumerate(longer)]
     found = completed(one, asked)
     for each in asked:
+        assert_equal(found[each.request_id], decoded(policy, each))
+
+
+def test_rows_that_change_places_take_their_kept_keys_along(policy) -> None:
+    one = sampler(policy, max_rows=7, chunk_tokens=3)
+    limits = (1, 9, 2, 7, 1, 5)
+    first = completed(
+        one, [request(SHARED, member=m, max_new_tokens=n, stop_ids=frozenset()) for m, n in enumerate(limits)]
+    )
+    follow = [
+        request([*SHARED, *first[f"{m}.0"].token_ids, 6, 1], member=m, turn=1, max_new_tokens=2 + m) for m in range(6)
+    ]
+    widths, hook = fed_tokens(policy)
+    found = completed(one, follow)
+    hook.remove()
+    # The last sampled token was never fed, then two given ones; nobody's prompt is read again.
+    assert widths[0] == 6 * 3 and max(widths[1:]) <= 6
+    for each in follow:
         assert_equal(found[each.request_id], decoded(policy, each))

@@ -1,0 +1,205 @@
+"""Rows end to end give the numbers of rows side by side and of each alone; nothing is as large as rows by rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from small_models import VOCABULARY, small_policy
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from lecritique.config.losses import Bce
+from lecritique.core.errors import ConfigurationError
+from lecritique.models.packed_attention import Segments, read_packed, reads_packed
+from lecritique.models.packing import micro_batches
+from lecritique.models.scoring import (
+    TokenRow,
+    action_logprobs,
+    action_value_outputs,
+    final_states,
+    in_micro_batches,
+    in_paired_micro_batches,
+    logprobs,
+    values,
+)
+from lecritique.models.value_model import ValueModel
+
+LENGTHS = (3, 30, 4, 11, 2, 12, 31, 5, 90)
+
+
+def rows_of(lengths=LENGTHS, *, seed: int = 0) -> list[TokenRow]:
+    """Random ids; some rows want tokens in two stretches, one row wants none."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for number, length in enumerate(lengths):
+        mask = (np.arange(length) >= 1 + length // 3) & (np.arange(length) != 2 * length // 3)
+        rows.append(TokenRow(token_ids=rng.integers(0, VOCABULARY, length), mask=mask & (number != 4)))
+    return rows
+
+
+def models(dtype: torch.dtype = torch.float64):
+    """The same policy and critic twice: padded, packed."""
+    padded, packed = small_policy(dtype=dtype), small_policy(dtype=dtype)
+    read_packed(packed)
+    critics = [ValueModel.from_policy(model, Bce(), seed=0) for model in (padded, packed)]
+    assert [reads_packed(model) for model in (padded, packed, *critics)] == [False, True, False, True]
+    return padded, packed, *critics
+
+
+@pytest.mark.parametrize("max_tokens", [1, 40, 10_000])
+@pytest.mark.parametrize("share_prefixes", [True, False])
+def test_scores_equal_those_of_rows_side_by_side(max_tokens: int, share_prefixes: bool) -> None:
+    padded, packed, critic, packed_critic = models()
+    how = {"max_tokens": max_tokens, "share_prefixes": share_prefixes}
+    one, other = (logprobs(model, rows_of(), temperature=0.7, **how) for model in (padded, packed))
+    for mine, theirs in zip(one, other, strict=True):
+        np.testing.assert_allclose(theirs, mine, rtol=0, atol=1e-12)
+    for mine, theirs in zip(values(critic, rows_of(), **how), values(packed_critic, rows_of(), **how), strict=True):
+        np.testing.assert_allclose(theirs, mine, rtol=0, atol=1e-12)
+
+
+def gradients(model, read, *, packed: bool, weights: np.ndarray) -> dict[str, torch.Tensor]:
+    """Of a sum over all wanted tokens in which each weighs something else."""
+    model.zero_grad()
+    rows = rows_of()
+    columns = np.split(weights, np.cumsum([row.mask.sum() for row in rows])[:-1])
+    for batch in in_micro_batches(rows, max_tokens=140, device=torch.device("cpu"), packed=packed):
+        read_N = read(model, batch)
+        (read_N * batch.gathered(columns, read_N.dtype)).sum().backward()
+    return {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+
+
+def test_gradients_equal_those_of_rows_side_by_side() -> None:
+    weights = np.random.default_rng(1).normal(size=sum(int(row.mask.sum()) for row in rows_of()))
+    padded, packed, critic, packed_critic = models()
+    for one, other, read in (
+        (padded, packed, lambda model, batch: action_logprobs(model, batch, temperature=1.3)),
+        (critic, packed_critic, lambda model, batch: action_value_outputs(model, batch)[:, 0]),
+    ):
+        expected = gradients(one, read, packed=False, weights=weights)
+        found = gradients(other, read, packed=True, weights=weights)
+        assert found.keys() == expected.keys() and max(float(g.abs().max()) for g in expected.values()) > 0.1
+        for name, gradient in expected.items():
+            # transformers' norms are float32 inside, forwards and backwards.
+            torch.testing.assert_close(found[name], gradient, rtol=1e-6, atol=1e-6)
+
+
+def test_a_packed_row_equals_a_block_diagonal_mask() -> None:
+    padded, packed, *_ = models()
+    (batch,) = in_micro_batches(rows_of(), max_tokens=10_000, device=torch.device("cpu"), packed=True)
+    lengths = batch.segments.lengths
+    owner = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    index = torch.arange(len(owner))
+    mask = (owner[:, None] == owner) & (index[None, :] <= index[:, None])
+    with torch.no_grad():
+        expected = padded.get_decoder()(
+            input_ids=batch.token_ids_BL, position_ids=batch.segments.positions, attention_mask=mask[None, None]
+        ).last_hidden_state
+        torch.testing.assert_close(final_states(packed.get_decoder(), batch), expected, rtol=0, atol=1e-12)
+
+
+def test_entries_stay_in_the_order_of_rows_and_know_their_row() -> None:
+    for packed in (False, True):
+        for batch in in_micro_batches(rows_of(), max_tokens=100, device=torch.device("cpu"), packed=packed):
+            rows = [rows_of()[index] for index in batch.indices]
+            assert batch.targets_N.tolist() == [int(i) for row in rows for i in row.token_ids[row.mask]]
+            counts = [int(row.mask.sum()) for row in rows]
+            assert list(batch.counts) == counts
+            assert batch.row_index_N().tolist() == np.repeat(np.arange(len(rows)), counts).tolist()
+
+
+def test_two_readings_of_a_row_are_packed_side_by_side() -> None:
+    told = [
+        TokenRow(token_ids=np.concatenate([[1, 2, 3], row.token_ids]), mask=np.concatenate([[False] * 3, row.mask]))
+        for row in rows_of()
+    ]
+    pairs = list(in_paired_micro_batches(rows_of(), told, max_tokens=90, device=torch.device("cpu"), packed=True))
+    assert len(pairs) > 1
+    for one, two in pairs:
+        assert one.indices == two.indices and torch.equal(one.targets_N, two.targets_N)
+
+
+def test_a_first_token_that_is_wanted_is_refused() -> None:
+    row = TokenRow(token_ids=np.array([1, 2, 3]), mask=np.array([True, False, True]))
+    with pytest.raises(ValueError, match="first token"):
+        list(in_micro_batches([row], max_tokens=9, device=torch.device("cpu"), packed=True))
+
+
+def test_a_packed_model_decodes_and_reads_plain_batches_as_before() -> None:
+    padded, packed, *_ = models()
+    ids = torch.randint(0, VOCABULARY, (3, 9), generator=torch.Generator().manual_seed(0))
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1], [1] * 9, [0, 1, 1, 1, 1, 1, 1, 1, 1]])
+    with torch.no_grad():
+        for inputs in ({"input_ids": ids}, {"input_ids": ids, "attention_mask": mask}):
+            torch.testing.assert_close(packed(**inputs).logits, padded(**inputs).logits, rtol=0, atol=0)
+
+
+def test_learned_positions_start_anew_in_each_row() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2, n_positions=96)
+        model = GPT2LMHeadModel(config).double().eval()
+    expected = logprobs(model, rows_of(), temperature=1.0, max_tokens=200)
+    read_packed(model)
+    for one, other in zip(expected, logprobs(model, rows_of(), temperature=1.0, max_tokens=200), strict=True):
+        np.testing.assert_allclose(other, one, rtol=0, atol=1e-12)
+
+
+def test_a_model_whose_attention_cannot_be_replaced_is_refused() -> None:
+    class Stubborn:
+        config = type("Config", (), {"_attn_implementation": "sdpa"})()
+
+        def set_attn_implementation(self, name: str) -> None:
+            """As transformers: a warning at most."""
+
+    with pytest.raises(ConfigurationError, match=r"runtime\.layout"):
+        read_packed(Stubborn())
+
+
+class Largest(TorchDispatchMode):
+    """Numbers in the largest tensor that any operation made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for each in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(each, torch.Tensor):
+                self.numbers = max(self.numbers, each.numel())
+        return out
+
+
+def test_nothing_grows_with_the_square_of_the_packed_tokens() -> None:
+    _, packed, _, critic = models(torch.float32)
+    sizes = []
+    for count in (20, 40):
+        rows = rows_of([32] * count)
+        (batch,) = in_micro_batches(rows, max_tokens=10_000, device=torch.device("cpu"), packed=True)
+        with Largest() as largest:
+            action_value_outputs(critic, batch).sum().backward()
+            action_logprobs(packed, batch, temperature=1.0).sum().backward()
+        sizes.append(largest.numbers)
+    assert sizes[1] < 2.2 * sizes[0]
+
+
+def test_padding_is_none_in_packed_and_little_in_padded_batches() -> None:
+    rng = np.random.default_rng(0)
+    lengths = np.clip(rng.lognormal(4.5, 0.7, 256), 8, 1024).astype(int).tolist()
+    for packed, most in ((True, 0.0), (False, 0.05)):
+        batches = micro_batches(lengths, max_tokens=16_384, packed=packed)
+        read = sum(sum(lengths[i] for i in batch) if packed else len(batch) * lengths[batch[0]] for batch in batches)
+        assert 1 - sum(lengths) / read <= most
+        for batch in batches:
+            size = sum(lengths[i] for i in batch) if packed else len(batch) * lengths[batch[0]]
+            assert size <= 16_384
+    assert len(micro_batches(lengths, max_tokens=16_384, packed=True)) == -(-sum(lengths) // 16_384)
+
+
+def test_segments_of_one_length_are_one_bucket() -> None:
+    segments = Segments.of([7] * 5, torch.device("cpu"))
+    assert [(bucket.rows, bucket.width) for bucket in segments.buckets] == [(5, 7)]
+    assert segments.positions.tolist() == [list(range(7)) * 5]
+    assert segments.bounds.tolist() == [0, 7, 14, 21, 28, 35]
