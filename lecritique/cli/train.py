@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lecritique.actors.seats import cluster_settings, require_runtime
 from lecritique.cli.output import console, number
 from lecritique.config.load import compose, load_recipe
 from lecritique.config.presets import PRESETS
 from lecritique.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from lecritique.actors.cluster import Cluster
     from lecritique.runs.directory import RunDirectory
+    from lecritique.runtime.actor_roles import ActorRoles
     from lecritique.runtime.build import Base, Parts
     from lecritique.runtime.training_group import TrainingGroup
 
@@ -78,11 +81,17 @@ def train(
     from lecritique.runtime.engines import require_engine
 
     require_engine(config)
+    require_runtime(config)
     base = load_base(config)
     _prepare(base)
     place = out or _default_out(recipe, base.config.preset or "custom")
-    with _group(base) as group, closing(RunDirectory.create(place, base.config)) as directory:
-        _run(build(base, group), directory, first=0)
+    with (
+        _group(base) as group,
+        _cluster(base) as cluster,
+        closing(RunDirectory.create(place, base.config)) as directory,
+        _actors(base, cluster, directory) as actors,
+    ):
+        _run(base, build(base, group, actors), directory, first=0)
 
 
 def _train_resumed(path: Path, words: Sequence[str], arm: str | None, out: Path | None, dry_run: bool) -> None:
@@ -108,8 +117,13 @@ def _train_resumed(path: Path, words: Sequence[str], arm: str | None, out: Path 
             print_base(found.base)
         else:
             _prepare(found.base)
-            with _group(found.base) as group:
-                _run(found.begin(group), found.directory, first=found.first)
+            require_runtime(found.base.config)
+            with (
+                _group(found.base) as group,
+                _cluster(found.base) as cluster,
+                _actors(found.base, cluster, found.directory) as actors,
+            ):
+                _run(found.base, found.begin(group, actors), found.directory, first=found.first)
 
 
 def _prepare(base: Base) -> None:
@@ -135,7 +149,34 @@ def _group(base: Base) -> Iterator[TrainingGroup | None]:
         yield group
 
 
-def _run(parts: Parts, directory: RunDirectory, *, first: int) -> None:
+@contextmanager
+def _cluster(base: Base) -> Iterator[Cluster | None]:
+    """The cluster for actors, with room for all of them; None where all roles are in this process."""
+    if base.config.runtime.type == "local":
+        yield None
+        return
+    from lecritique.actors.ray_cluster import ray_cluster
+
+    settings = cluster_settings(base.config)
+    console.print(f"Placing {len(settings.seats)} actors on Ray, address {settings.address}.", soft_wrap=True)
+    with ray_cluster(settings) as cluster:
+        yield cluster
+
+
+@contextmanager
+def _actors(base: Base, cluster: Cluster | None, directory: RunDirectory) -> Iterator[ActorRoles | None]:
+    """The roles that live in actors of the cluster."""
+    if cluster is None:
+        yield None
+        return
+    from lecritique.runtime.actor_roles import ActorRoles
+
+    length = base.language.context_length
+    with closing(ActorRoles(base.config, cluster, directory, context_length=length)) as actors:
+        yield actors
+
+
+def _run(base: Base, parts: Parts, directory: RunDirectory, *, first: int) -> None:
     """Train, and say how it went."""
     from lecritique.analysis.read import load_run
     from lecritique.analysis.summary import run_summary
@@ -149,7 +190,12 @@ def _run(parts: Parts, directory: RunDirectory, *, first: int) -> None:
         console.print(f"Critic from '{config.critic.init}'; its optimizer starts afresh.", soft_wrap=True)
     limits = limits_of(config.run.budget)
     with TrainProgress(config.preset or "custom", config.run.steps, done=first, limits=limits) as progress:
-        run_steps(parts, directory, first=first, on_step=progress.step, warn=_warn)
+        if parts.actors is None:
+            run_steps(parts, directory, first=first, on_step=progress.step, warn=_warn)
+        else:
+            from lecritique.runtime.restoring import train_on_actors
+
+            train_on_actors(base, parts, directory, first=first, on_step=progress.step, warn=_warn)
     summary = run_summary(load_run(directory.path))
     write_json(directory.path / "summary.json", summary)
     console.print(

@@ -23,6 +23,9 @@ from lecritique.core.errors import ConfigurationError
 
 Tree = dict[str, Any]
 
+# Sections in which `type` is one key among others, and does not decide which others there are.
+_OWN_TYPE = {"runtime"}
+
 _ARM_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -146,6 +149,8 @@ def with_override(tree: Mapping[str, Any], keys: Sequence[str], value: Any) -> T
     below = tree.get(head, {})
     if not isinstance(below, dict):
         raise ConfigurationError(f"override '{'.'.join(keys)}': '{head}' is {below!r}, not a section.")
+    if head in _OWN_TYPE and list(rest) == ["type"]:
+        return merged(tree, {head: {"type": value}})
     return {**tree, head: with_override(below, rest, value)}
 
 
@@ -157,7 +162,7 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
         if (
             isinstance(value, dict)
             and isinstance(below, dict)
-            and value.get("type", below.get("type")) == below.get("type")
+            and (key in _OWN_TYPE or value.get("type", below.get("type")) == below.get("type"))
         ):
             result[key] = merged(below, value)
         else:

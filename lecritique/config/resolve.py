@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from lecritique.config.adapters import NoAdapter, SharedBackbone
 from lecritique.config.engines import VLLM_TEMPERATURES, Vllm
 from lecritique.config.estimators import USES_CRITIC, USES_GROUP, AdaptiveLambda, Discounting, GaeLambda, LengthLambda
 from lecritique.config.losses import Opsd
@@ -65,7 +66,7 @@ def resolve(config: RunConfig, facts: Facts) -> RunConfig:
     capacity = replay.capacity or replay.max_uses * batch_size
     tree = config.model_dump()
     tree["preset"] = config.preset or "custom"
-    tree["runtime"]["device"] = config.runtime.device or facts.device
+    tree["runtime"]["device"] = config.runtime.device or _own_device(config) or facts.device
     limit = config.sampling.max_total_tokens
     tree["sampling"]["max_total_tokens"] = facts.context_length if limit is None else limit
     prompt_limit = config.data.max_prompt_tokens
@@ -102,6 +103,15 @@ def resolve(config: RunConfig, facts: Facts) -> RunConfig:
     return resolved
 
 
+def _own_device(config: RunConfig) -> str | None:
+    """What actors compute on: GPUs where they ask for any. None where all is done in this process."""
+    if config.runtime.type == "local":
+        return None
+    actors = config.runtime.actors
+    asked = (actors.engines, actors.evaluators, actors.policy, actors.critic)
+    return "cuda" if any(actor.gpus for actor in asked) else "cpu"
+
+
 def _problems(config: RunConfig, facts: Facts) -> Iterator[str]:
     yield from _group_problems(config)
     yield from _asynchronous_problems(config)
@@ -112,6 +122,7 @@ def _problems(config: RunConfig, facts: Facts) -> Iterator[str]:
     yield from _dynamic_sampling_problems(config)
     yield from _evaluation_problems(config)
     yield from _engine_problems(config)
+    yield from _actor_problems(config)
     if uses_critic(config):
         yield from _critic_problems(config, facts)
 
@@ -292,6 +303,7 @@ def _engine_problems(config: RunConfig) -> Iterator[str]:
     device = (runtime.device or "").split(":")[0]
     if device not in ("cpu", "cuda"):
         yield f"'runtime.engine.type' = 'vllm' works with 'runtime.device' = 'cpu' or 'cuda', got '{runtime.device}'."
+    yield from _transfer_problems(runtime.engine, device)
     low, high = VLLM_TEMPERATURES
     for key, section in (("sampling", config.sampling), ("eval", config.eval)):
         temperature = section.temperature
@@ -302,11 +314,76 @@ def _engine_problems(config: RunConfig) -> Iterator[str]:
             )
 
 
+def _actor_problems(config: RunConfig) -> Iterator[str]:
+    """What needs several roles in one process."""
+    runtime = config.runtime
+    if runtime.type == "local":
+        return
+    if runtime.ranks > 1:
+        yield (
+            f"'runtime.type' = '{runtime.type}' gives each trainer one process, got 'runtime.ranks' = {runtime.ranks}; "
+            "use 'runtime.type' = 'local', or 1."
+        )
+    engine = runtime.engine
+    if isinstance(engine, Vllm) and (engine.replicas > 1 or engine.first_gpu or engine.transfer != "file"):
+        yield (
+            f"'runtime.type' = '{runtime.type}' makes replicas and gives them GPUs by 'runtime.actors.engines': "
+            "'runtime.engine.replicas' must be 1, 'first_gpu' 0 and 'transfer' 'file', got "
+            f"{engine.replicas}, {engine.first_gpu} and '{engine.transfer}'."
+        )
+
+
+def _transfer_problems(engine: Vllm, device: str) -> Iterator[str]:
+    """Where CUDA IPC does not reach: a handle opens on the trainer's own GPU alone."""
+    if engine.transfer != "ipc":
+        return
+    if device == "cpu":
+        yield "'runtime.engine.transfer' = 'ipc' shares a GPU's memory, and 'runtime.device' is 'cpu'; use 'file'."
+    for key, got, expected in (
+        ("replicas", engine.replicas, 1),
+        ("tensor_parallel", engine.tensor_parallel, 1),
+        ("first_gpu", engine.first_gpu, 0),
+    ):
+        if got != expected:
+            yield (
+                "'runtime.engine.transfer' = 'ipc' reaches a replica on the trainer's own GPU alone: "
+                f"'runtime.engine.{key}' must be {expected}, got {got}; or use 'file'."
+            )
+
+
 def _ranks_problems(config: RunConfig) -> Iterator[str]:
     if config.runtime.ranks > 1 and config.runtime.loop == "asynchronous":
         yield (
             f"'runtime.ranks' = {config.runtime.ranks} trains policy and critic one after the other, and 'runtime.loop'"
             " = 'asynchronous' does both at the same time; use 'runtime.loop' = 'synchronous'."
+        )
+
+
+def _backbone_problems(config: RunConfig) -> Iterator[str]:
+    if not isinstance(config.critic.backbone, SharedBackbone):
+        return
+    shared = "'critic.backbone.type' = 'shared'"
+    if isinstance(config.model.adapter, NoAdapter):
+        yield (
+            f"{shared} puts the critic's adapter on the weights that the policy's adapter leaves frozen, and "
+            "'model.adapter.type' = 'none' trains those; use 'model.adapter.type' = 'lora', or 'critic.backbone.type' "
+            "= 'lora'."
+        )
+    if config.critic.init:
+        yield (
+            f"{shared} reads the policy's frozen weights, and 'critic.init' = '{config.critic.init}' brings others; "
+            "use 'critic.backbone.type' = 'lora' or 'copy'."
+        )
+    if config.runtime.ranks > 1:
+        yield (
+            f"{shared} keeps one set of weights for two models, which 'runtime.ranks' = {config.runtime.ranks} would "
+            "cut into shards of each; use 'critic.backbone.type' = 'lora' (the same numbers), or 'runtime.ranks' = 1."
+        )
+    if config.runtime.type == "ray":
+        yield (
+            f"{shared} keeps one set of weights for two models of a process, and 'runtime.type' = 'ray' gives each "
+            "model a process of its own; use 'critic.backbone.type' = 'lora' (the same numbers), or 'runtime.type' = "
+            "'local'."
         )
 
 
@@ -346,6 +423,7 @@ def _critic_problems(config: RunConfig, facts: Facts) -> Iterator[str]:
         yield (f"'critic.replay' needs batch_size <= refill_size <= capacity, got {batch}, {refill} and {capacity}.")
     yield from _schedule_problems(config)
     yield from _ranks_problems(config)
+    yield from _backbone_problems(config)
     yield from _sibling_problems(config, facts)
     yield from _shadow_problems(config)
     yield from _warmup_problems(config)

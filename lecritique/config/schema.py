@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from lecritique.config.actors import ActorsSection
+from lecritique.config.adapters import Adapter, Backbone, CopyBackbone, NoAdapter
 from lecritique.config.base import Config
 from lecritique.config.engines import Embedded, EngineChoice
 from lecritique.config.estimators import Estimator, OptimizerConfig, TargetLambda, Tether
@@ -70,6 +72,8 @@ class ModelSection(Config):
 
     name: str = "tiny"
     """`tiny` (bundled), a local folder, or a Hugging Face hub id."""
+    adapter: Adapter = NoAdapter()
+    """Train all weights, or an adapter on frozen ones (needs the extra `lora`)."""
 
 
 class SamplingSection(Config):
@@ -213,6 +217,8 @@ class ReplaySection(Config):
 class CriticSection(Config):
     """The value function; not built when the estimator does not use one."""
 
+    backbone: Backbone = CopyBackbone()
+    """What its values are read from: a full copy of the policy, a frozen one with an adapter, or the policy's own."""
     context: Context = NoContext()
     """What the critic may see and the policy may not."""
     schedule: Schedule = ScoreThenTrain()
@@ -257,13 +263,20 @@ class DataSection(Config):
 class RuntimeSection(Config):
     """Where and in which precision; the only keys that differ between a laptop and a cluster."""
 
+    type: Literal["local", "ray"] = "local"
+    """All roles in one process, or each model in an actor of a Ray cluster (needs the extra `ray`)."""
+    address: str = "local"
+    """Of the Ray cluster: `local` starts one on this machine for the run alone, `auto` finds one, or where it is."""
+    actors: ActorsSection = ActorsSection()
+    """What the actors of each role ask of the Ray cluster."""
     device: str | None = None
-    """`cpu`, `cuda`, ...; by default cuda when there is one."""
+    """`cpu`, `cuda`, ...; by default the machine's accelerator, or the CPU."""
     loop: Literal["asynchronous", "synchronous"] = "asynchronous"
     """Rollouts, scoring, policy and critic training at the same time, or one after the other (the same numbers again
     on the same seed)."""
     placement: Literal["dedicated", "colocated"] = "dedicated"
-    """Of an asynchronous run's evaluator: copies of its own, or the value trainer's weights between its steps."""
+    """Of the critic's evaluator: copies of its own (two in an asynchronous run), or the value trainer's weights between
+    its steps, on several processes in their shards."""
     evaluator_wait_seconds: float = Field(0.005, ge=0)
     """How long a value request may wait for others to be scored with it."""
     evaluator_queue_tokens: int | None = Field(None, ge=1)
@@ -274,7 +287,13 @@ class RuntimeSection(Config):
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """Precision of weights and arithmetic; float64 is for equality tests."""
     micro_batch_tokens: int = Field(16384, ge=1)
-    """Padded tokens of one forward pass in training and scoring."""
+    """Tokens of one forward pass in training and scoring, padding included."""
+    layout: Literal["padded", "packed"] = "padded"
+    """How the rows of a forward pass lie: side by side, those of similar length together, or end to end without
+    padding; on GPUs in half precision packed rows are attended to by torch's kernel for them (not run yet)."""
+    recompute_activations: bool = False
+    """Keep only what goes into each layer, and compute the rest again for the gradient: less memory, a third more
+    arithmetic in training, the same numbers."""
     engine: EngineChoice = Embedded()
     """What generates tokens."""
     decode_rows: int = Field(128, ge=1)

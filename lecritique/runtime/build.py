@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lecritique.config.adapters import LoraAdapter, LoraBackbone, SharedBackbone
+from lecritique.config.engines import Embedded
 from lecritique.config.resolve import Facts, gae_lambda, resolve, teacher_content, uses_critic, uses_teacher
 from lecritique.config.schema import NoContext, ReferenceContext, RunConfig, TaskSection
 from lecritique.core.rollout import Sampling
@@ -15,13 +18,17 @@ from lecritique.core.seeds import derive_seed
 from lecritique.credit.crediting import Crediting
 from lecritique.credit.schedules import Learner
 from lecritique.critic.context import ContextBuilder, context_text, needs_siblings
-from lecritique.critic.evaluator import ValueEvaluator
+from lecritique.critic.evaluator import TrainersEvaluator, ValueEvaluator
 from lecritique.critic.replay import ReplayBuffer
 from lecritique.critic.system import ServesValues, ValueSystem
 from lecritique.critic.teacher import TeacherPrompts
 from lecritique.critic.trainer import ValueTrainer
+from lecritique.models.adapters import adapted, copied, merged
 from lecritique.models.chat import ChatRenderer
+from lecritique.models.devices import default_device
 from lecritique.models.loading import LanguageModel, load_causal_lm
+from lecritique.models.merging import MergingStore
+from lecritique.models.recomputation import recompute_activations
 from lecritique.models.scoring import require_plain_head
 from lecritique.models.value_model import ValueModel
 from lecritique.models.weights import MemoryWeightStore, WeightStore
@@ -41,6 +48,8 @@ from lecritique.tasks.registry import load_environment, resolve_options
 from lecritique.tasks.stream import DataStream
 
 if TYPE_CHECKING:
+    from lecritique.actors.trainers import PublishedWeights
+    from lecritique.runtime.actor_roles import ActorRoles
     from lecritique.runtime.training_group import TrainingGroup
 
 
@@ -56,7 +65,7 @@ class Parts:
     renderer: ChatRenderer
     engine: Engine
     learner: Learner
-    store: MemoryWeightStore
+    store: MemoryWeightStore | PublishedWeights
     ledger: Ledger
     spending: Spending
     evaluation: tuple[EvalSet, ...] = ()
@@ -65,6 +74,8 @@ class Parts:
     """The evaluator thread of an asynchronous run with a critic."""
     group: TrainingGroup | None = None
     """The processes that train, where this one does not train alone."""
+    actors: ActorRoles | None = None
+    """What holds the models, where this process does not."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -88,8 +99,10 @@ def load_base(config: RunConfig) -> Base:
     """
     require_sinks(config.run.sinks)
     environment = load_environment(config.task.type, config.task.options, seed=config.run.seed)
-    device = config.runtime.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    language = load_causal_lm(config.model.name, dtype=getattr(torch, config.runtime.dtype), device=device)
+    # Where models are in actors, this process needs the tokenizer and the sizes only.
+    own = "cpu" if config.runtime.type == "ray" else config.runtime.device
+    device = own or default_device()
+    language = configured_model(config, device)
     require_plain_head(language.model, language.name)
     resolved, renderer = resolved_against(config, environment, language), ChatRenderer(language.tokenizer)
     data = data_set(environment, renderer, resolved, context_length=language.context_length)
@@ -100,6 +113,17 @@ def load_base(config: RunConfig) -> Base:
         language=language,
         renderer=renderer,
         evaluation=sets_in_training(resolved, environment),
+    )
+
+
+def configured_model(config: RunConfig, device: str | torch.device) -> LanguageModel:
+    """The model that a run starts from, in its precision and with its layout of micro-batches."""
+    runtime = config.runtime
+    return load_causal_lm(
+        config.model.name,
+        dtype=getattr(torch, runtime.dtype),
+        device=device,
+        packed=runtime.layout == "packed",
     )
 
 
@@ -126,24 +150,27 @@ def facts_of(environment: Environment, language: LanguageModel) -> Facts:
     )
 
 
-def build(base: Base, group: TrainingGroup | None = None) -> Parts:
-    """The roles, all with version 0 of the weights; trainers are those of `group` where there is one."""
-    config, store = base.config, MemoryWeightStore()
-    model = base.language.model
-    longest = config.sampling.max_total_tokens
-    assert longest is not None
-    engine = configured_engine(model, store, config, max_length=longest)
-    policy = (group.policy_trainer if group else PolicyTrainer)(
-        model,
-        config.policy,
-        store,
-        temperature=config.sampling.temperature,
-        max_tokens=config.runtime.micro_batch_tokens,
-        teacher=self_teacher(model, config, base.language.context_length) if uses_teacher(config) else None,
-    )
+def build(base: Base, group: TrainingGroup | None = None, actors: ActorRoles | None = None) -> Parts:
+    """The roles, all with version 0 of the weights.
+
+    Args:
+        base: resolved.
+        group: whose trainers they are, where several processes train.
+        actors: what holds the models, where this process does not.
+    """
+    config, model, length = base.config, base.language.model, base.language.context_length
+    trained = trained_policy(model, config)
+    store: MemoryWeightStore | PublishedWeights
+    if actors is not None:
+        actors.begin()
+        store, engine, policy = actors.store, actors.engine(), actors.policy_trainer(trained)
+    else:
+        store = MemoryWeightStore()
+        engine = rollout_engine(trained, config, store)
+        make = group.policy_trainer if group else PolicyTrainer
+        policy = policy_trainer(trained, config, store, length, make=make)
     # The critic starts as a copy of the policy's first weights.
-    length = base.language.context_length
-    values = value_system(model, store, config, length, group=group) if uses_critic(config) else None
+    values = value_system(model, store, config, length, group=group, actors=actors) if uses_critic(config) else None
     engine.adopt(policy.publish())
     critic = config.critic
     learner = Learner(
@@ -178,7 +205,40 @@ def build(base: Base, group: TrainingGroup | None = None) -> Parts:
         evaluation=base.evaluation,
         service=values.evaluator if values and isinstance(values.evaluator, ValueService) else None,
         group=group,
+        actors=actors,
     )
+
+
+def rollout_engine(trained: Any, config: RunConfig, store: WeightStore) -> Engine:
+    """The configured engine with the weights of the policy that is trained; see `configured_engine`."""
+    longest = config.sampling.max_total_tokens
+    assert longest is not None
+    policy = merged(trained) if _merges(config) else trained
+    return configured_engine(policy, store, config, max_length=longest)
+
+
+def policy_trainer(
+    trained: Any,
+    config: RunConfig,
+    store: WeightStore,
+    context_length: int,
+    *,
+    make: Callable[..., PolicyTrainer] = PolicyTrainer,
+) -> PolicyTrainer:
+    """The policy trainer, with its teacher where one is read; `make` stands for the class."""
+    return make(
+        trained,
+        config.policy,
+        MergingStore(store, trained) if _merges(config) else store,
+        temperature=config.sampling.temperature,
+        max_tokens=config.runtime.micro_batch_tokens,
+        teacher=self_teacher(trained, config, context_length) if uses_teacher(config) else None,
+    )
+
+
+def _merges(config: RunConfig) -> bool:
+    """Whether an adapter is published merged: only the embedded engine knows adapters."""
+    return isinstance(config.model.adapter, LoraAdapter) and not isinstance(config.runtime.engine, Embedded)
 
 
 def self_teacher(model: Any, config: RunConfig, context_length: int) -> SelfTeacher:
@@ -192,20 +252,58 @@ def self_teacher(model: Any, config: RunConfig, context_length: int) -> SelfTeac
     )
 
 
+def trained_policy(model: Any, config: RunConfig) -> Any:
+    """What the policy trainer trains: the model itself, or one with an adapter over its weights.
+
+    Raises:
+        ConfigurationError: see `adapters.adapted`.
+    """
+    adapter = config.model.adapter
+    trained = model
+    if isinstance(adapter, LoraAdapter):
+        trained = adapted(model, adapter, seed=derive_seed(config.run.seed, "policy_adapter"))
+    if config.runtime.recompute_activations:
+        recompute_activations(trained)
+    return trained
+
+
 def new_critic(model: Any, config: RunConfig) -> ValueModel:
     """The critic that a run starts from: a copy of the policy with a new head, or the one of 'critic.init'.
 
+    With an adapter it gives the same values at first.
+
+    Args:
+        model: the policy without an adapter.
+        config: of the run.
+
     Raises:
         CheckpointError: 'critic.init' names something that is not a critic of this kind.
+        ConfigurationError: see `adapters.adapted`.
     """
-    critic = ValueModel.from_policy(model, config.critic.loss, seed=derive_seed(config.run.seed, "value_head"))
-    if config.critic.init:
-        load_critic(critic, Path(config.critic.init))
+    section, seed = config.critic, derive_seed(config.run.seed, "value_head")
+    lora_seed = derive_seed(config.run.seed, "critic_adapter")
+    if isinstance(section.backbone, SharedBackbone):
+        shared = adapted(model.get_decoder(), section.backbone, seed=lora_seed)
+        critic = ValueModel(shared, section.loss, seed=seed)
+    else:
+        critic = ValueModel.from_policy(model, section.loss, seed=seed)
+        if section.init:
+            load_critic(critic, Path(section.init))
+        if isinstance(section.backbone, LoraBackbone):
+            critic = critic.with_adapter(section.backbone, seed=lora_seed)
+    if config.runtime.recompute_activations:
+        recompute_activations(critic)
     return critic
 
 
 def value_system(
-    model: Any, store: WeightStore, config: RunConfig, context_length: int, *, group: TrainingGroup | None = None
+    model: Any,
+    store: WeightStore | PublishedWeights,
+    config: RunConfig,
+    context_length: int,
+    *,
+    group: TrainingGroup | None = None,
+    actors: ActorRoles | None = None,
 ) -> ValueSystem:
     """Evaluator, trainer and replay of a new critic.
 
@@ -215,11 +313,16 @@ def value_system(
     critic, seed = config.critic, config.run.seed
     replay = critic.replay
     assert replay.batch_size is not None
-    trainer = (group.value_trainer if group else ValueTrainer)(
-        new_critic(model, config), critic.optimizer, store, max_tokens=config.runtime.micro_batch_tokens
-    )
+    trained = new_critic(model, config)
+    if actors is not None:
+        trainer = actors.value_trainer(trained)
+        evaluator = actors.evaluator(trainer)
+    else:
+        make = group.value_trainer if group else ValueTrainer
+        trainer = make(trained, critic.optimizer, store, max_tokens=config.runtime.micro_batch_tokens)
+        evaluator = _evaluator(trainer, trained, store, config, context_length)
     return ValueSystem(
-        evaluator=_evaluator(trainer, model, store, config, context_length),
+        evaluator=evaluator,
         trainer=trainer,
         replay=ReplayBuffer(
             batch_size=replay.batch_size,
@@ -233,13 +336,16 @@ def value_system(
 
 
 def _evaluator(
-    trainer: ValueTrainer, model: Any, store: WeightStore, config: RunConfig, context_length: int
+    trainer: ValueTrainer, critic: ValueModel, store: WeightStore, config: RunConfig, context_length: int
 ) -> ServesValues:
     """What serves values: on the caller's thread, or on one of its own with copies or with the trainer's weights."""
-    if config.runtime.loop == "asynchronous" and config.runtime.placement == "colocated":
-        return colocated(trainer, config, context_length=context_length)
-    own = ValueModel.from_policy(model, config.critic.loss, seed=derive_seed(config.run.seed, "value_head"))
-    if config.runtime.loop == "asynchronous":
+    asynchronous = config.runtime.loop == "asynchronous"
+    if config.runtime.placement == "colocated":
+        if asynchronous:
+            return colocated(trainer, config, context_length=context_length)
+        return TrainersEvaluator(trainer, context_length=context_length)
+    own = copied(critic)
+    if asynchronous:
         return dedicated(own, store, config, context_length=context_length)
     return ValueEvaluator(own, store, max_tokens=config.runtime.micro_batch_tokens, context_length=context_length)
 

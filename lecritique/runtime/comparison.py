@@ -149,7 +149,8 @@ class _Bases:
 
     def of(self, config: RunConfig) -> Base:
         runtime = config.runtime
-        key = "|".join((config.task.model_dump_json(), config.model.name, runtime.dtype, str(runtime.device)))
+        layout = (runtime.dtype, str(runtime.device), runtime.layout)
+        key = "|".join((config.task.model_dump_json(), config.model.name, *layout))
         if key not in self._loaded:
             self._loaded[key] = load_base(config)
         return self._loaded[key]

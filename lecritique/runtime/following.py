@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from lecritique.config.resolve import uses_critic, uses_teacher
@@ -20,9 +19,8 @@ from lecritique.distributed.groups import Place, process_group
 from lecritique.distributed.leading import Follower
 from lecritique.distributed.together import Together
 from lecritique.distributed.weights import GatheredStore
-from lecritique.models.loading import load_causal_lm
 from lecritique.policy.trainer import PolicyTrainer
-from lecritique.runtime.build import new_critic, self_teacher
+from lecritique.runtime.build import configured_model, new_critic, self_teacher, trained_policy
 from lecritique.runtime.parent import end_with_parent
 from lecritique.runtime.training_group import CONFIG, MEETING, READY, device_of, sharded_copy
 
@@ -37,9 +35,10 @@ def main(folder: Path, rank: int) -> None:
     config = RunConfig.model_validate_json((folder / CONFIG).read_text(encoding="utf-8"))
     place = Place(rank=rank, ranks=config.runtime.ranks, local_rank=rank)
     device = device_of(config, place)
-    language = load_causal_lm(config.model.name, dtype=getattr(torch, config.runtime.dtype), device=device)
+    language = configured_model(config, device)
     critic = new_critic(language.model, config) if uses_critic(config) else None
-    teacher = self_teacher(language.model, config, language.context_length) if uses_teacher(config) else None
+    policy = trained_policy(language.model, config)
+    teacher = self_teacher(policy, config, language.context_length) if uses_teacher(config) else None
     (folder / READY.format(rank=rank)).touch()
     with process_group(place, device, meeting=folder / MEETING):
         ranks, mesh = Together(device), init_device_mesh(device.type, (place.ranks,))
@@ -47,7 +46,7 @@ def main(folder: Path, rank: int) -> None:
         store = GatheredStore(None, ranks)
         trainers: dict[str, Any] = {
             "policy": PolicyTrainer(
-                sharded_copy(language.model, config, mesh),
+                sharded_copy(policy, config, mesh),
                 config.policy,
                 store,
                 temperature=config.sampling.temperature,
@@ -57,7 +56,7 @@ def main(folder: Path, rank: int) -> None:
         }
         if critic is not None:
             trainers["critic"] = ValueTrainer(sharded_copy(critic, config, mesh), config.critic.optimizer, store, **how)
-        del language, critic  # the whole weights
+        del language, policy, critic  # the whole weights
         try:
             Follower(trainers, ranks=ranks, mesh=mesh).follow()
         except RuntimeError as error:  # what a collective raises when a process is gone

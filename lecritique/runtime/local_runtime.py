@@ -13,6 +13,7 @@ from lecritique.critic.serving import EvaluatorService
 from lecritique.models.chat import ChatRenderer
 from lecritique.rollout.pump import RolloutPump
 from lecritique.runtime.build import Parts
+from lecritique.runtime.engines import engine_restarts
 from lecritique.runtime.local_roles import Emit, PolicyRole, RolloutRole, ValueTrainingRole
 from lecritique.runtime.roles import Answer, ThreadRole
 from lecritique.runtime.steps import training_request
@@ -125,12 +126,13 @@ class LocalRuntime:
             if role.health not in ("running", "failed"):
                 raise RoleFailure(f"the {role.name} has {role.health} in the middle of the run.")
         if self.evaluator is not None and self.evaluator.failure is not None:
-            raise RoleFailure(f"the value evaluator failed: {self.evaluator.failure}.") from self.evaluator.failure
+            raise self.evaluator.ended()
 
     def metrics(self, seconds: float) -> dict[str, float]:
         """Utilisation of each role and the evaluator's figures over the last so many seconds."""
         busy = self.timeline.busy_seconds()
         metrics = {name: busy.get(role, 0.0) / seconds for role, name in UTILISATION.items()}
+        metrics["engine_restarts"] = float(engine_restarts(self._parts.engine))
         if self.evaluator is not None:
             figures = self.evaluator.metrics()
             metrics |= {name: figures[name] for name in _EVALUATOR_METRICS}

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
+from lecritique.config.adapters import LoraAdapter
 from lecritique.config.schema import RunConfig
 from lecritique.core.errors import CheckpointError, ConfigurationError
 from lecritique.models.loading import LanguageModel, load_causal_lm
-from lecritique.models.restoring import restore_weights
+from lecritique.models.restoring import restore_trained
 from lecritique.models.scoring import require_plain_head
 from lecritique.models.weights import state_digest
 from lecritique.runs.checkpoints import FOLDER, MARKER, checkpoint_step
@@ -94,13 +95,17 @@ def _from_checkpoint(source: str, path: Path, *, run: Path, dtype: torch.dtype, 
     tree = saved_tree(path)
     config = read_config(run)
     try:
-        weights: Mapping[str, Any] = tree["learner"]["policy"]["weights"]
+        saved: Mapping[str, Any] = tree["learner"]["policy"]
         step = checkpoint_step(path)
-        # Several processes keep float32 weights for whatever precision they compute in.
-        kept = next(iter(weights.values())).dtype
+        adapter = config.model.adapter if isinstance(config.model.adapter, LoraAdapter) else None
+        # Several processes keep float32 weights for whatever precision they compute in; under an adapter they stay
+        # what they were.
+        kept = next(iter(saved["weights"].values())).dtype
+        if adapter is not None:
+            kept = getattr(torch, config.runtime.dtype)
     except (AttributeError, KeyError, StopIteration, TypeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint '{path}' does not hold what this version reads: {error!r}") from error
     language = _load(config.model.name, kept, device)
-    restore_weights(language.model, weights, role="policy")
+    restore_trained(language.model, saved, adapter, role="policy")
     language.model.to(dtype=dtype)
     return LoadedPolicy(source=source, language=language, run=config, step=step)

@@ -23,7 +23,7 @@ from lecritique.critic.trainer import ValueTrainer
 from lecritique.models.scoring import action_value_outputs, in_micro_batches, token_row
 from lecritique.models.value_model import ValueModel
 from lecritique.models.weights import MemoryWeightStore
-from lecritique.runtime.build import Base
+from lecritique.runtime.build import Base, new_critic
 from lecritique.runtime.pretraining_data import balanced_indices, is_right
 
 VARIANTS = ("clean", "privileged")
@@ -144,8 +144,10 @@ def fit_critic(
         DivergenceError: a loss or gradient that is not finite.
     """
     config = base.config
+    # Nothing pretrained goes in, and adapters are merged when what comes out is saved.
+    own = config.model_copy(update={"critic": config.critic.model_copy(update={"loss": loss_of(config), "init": ""})})
     trainer = ValueTrainer(
-        ValueModel.from_policy(base.language.model, loss_of(config), seed=derive_seed(config.run.seed, "value_head")),
+        new_critic(base.language.model, own),
         config.critic.optimizer,
         MemoryWeightStore(),
         max_tokens=config.runtime.micro_batch_tokens,

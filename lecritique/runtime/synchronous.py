@@ -22,6 +22,7 @@ from lecritique.credit.train_then_score import train_then_score
 from lecritique.numerics.dapo import zero_variance
 from lecritique.rollout.collect import collect
 from lecritique.runtime.build import Parts
+from lecritique.runtime.engines import engine_restarts
 from lecritique.runtime.ledger import outcome_of
 from lecritique.runtime.steps import require_enough, rollout_metrics, training_request, valid_groups
 
@@ -67,6 +68,7 @@ def train_step(parts: Parts, step: int) -> SynchronousStep:
         **rollout_metrics(everything, seconds_rollout),
         **_sampling_metrics(parts.config, collected),
         **outcome.metrics,
+        "engine_restarts": float(engine_restarts(parts.engine)),
         "seconds_rollout": seconds_rollout,
         "seconds": seconds,
         **parts.spending.step(seconds),

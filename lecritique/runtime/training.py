@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from lecritique.actors.cluster import TrainerLost
+from lecritique.config.estimators import NoAdvantage
 from lecritique.config.schema import RunConfig
 from lecritique.core.errors import DivergenceError, Interrupted, LecritiqueError
 from lecritique.core.ids import RolloutId
 from lecritique.core.rollout import Rollout
 from lecritique.core.trajectory import ContextInsertion, CreditedTrajectory
+from lecritique.models.adapters import trained_parameters
 from lecritique.runs.checkpoints import FOLDER
 from lecritique.runs.directory import RunDirectory
 from lecritique.runs.rollouts import save_rollouts
@@ -17,9 +20,11 @@ from lecritique.runs.sinks import Sink, open_sinks
 from lecritique.runs.weights import save_weights
 from lecritique.runtime.asynchronous import Orchestrator, Step
 from lecritique.runtime.build import Parts
+from lecritique.runtime.engines import watch_replicas
 from lecritique.runtime.evaluation import evaluates, evaluation_metrics
 from lecritique.runtime.interrupts import Interrupts
 from lecritique.runtime.local_runtime import LocalRuntime
+from lecritique.runtime.reward_watch import RewardWatch
 from lecritique.runtime.run_state import run_state
 from lecritique.runtime.saving import Saver, Warn, warn_on_stderr
 from lecritique.runtime.synchronous import train_step
@@ -34,6 +39,7 @@ def train(
     first: int = 0,
     on_step: OnStep = lambda step, metrics: None,
     warn: Warn = warn_on_stderr,
+    restores_left: int = 0,
 ) -> None:
     """Run all steps and save the weights; the status on disk says how it ended.
 
@@ -43,8 +49,11 @@ def train(
         first: steps that are done already.
         on_step: told of every step.
         warn: told what went wrong without ending the run.
+        restores_left: how often the caller may still go back to a checkpoint when a trainer's process is lost: that is
+            then no end of the run.
 
     Raises:
+        TrainerLost: that; an event says so.
         LecritiqueError: what ended the run early. Whatever ends it is recorded and passed on.
     """
     steps = parts.config.run.steps
@@ -54,9 +63,15 @@ def train(
         )
     directory.set_status("running", step=first, steps=steps, spent=parts.spending.total.record())
     if not directory.resumes:
-        directory.append_event("started", data=parts.data.counts.record(), critic_from=parts.config.critic.init)
+        directory.append_event(
+            "started",
+            data=parts.data.counts.record(),
+            critic_from=parts.config.critic.init,
+            trained_parameters={role: trained_parameters(model) for role, model in _models(parts).items()},
+        )
     parts.ledger.write_with(directory.append_outcome)
     parts.store.watch(directory.append_version)
+    watch_replicas(parts.engine, lambda lost: directory.append_event("replica_lost", **vars(lost)))
     recorder = Recorder(parts, directory, first=first, on_step=on_step, warn=warn)
     try:
         with Interrupts() as interrupts:
@@ -67,9 +82,10 @@ def train(
                 _asynchronous(parts, recorder, directory, first=first)
             _save_weights(parts, directory)
     except BaseException as error:
-        state, message = ending(error)
-        directory.set_status(state, step=recorder.done, steps=steps, message=message, **recorder.spent)
-        directory.append_event(state, step=recorder.done, message=message)
+        if isinstance(error, TrainerLost) and restores_left:
+            directory.append_event("trainer_lost", step=recorder.done, message=str(error), restores_left=restores_left)
+        else:
+            record_end(directory, error, step=recorder.done, steps=steps, **recorder.spent)
         raise
     finally:
         recorder.close()
@@ -85,6 +101,7 @@ def _synchronous(parts: Parts, recorder: Recorder, directory: RunDirectory, *, f
         if parts.spending.exhausted:  # of a run that was resumed behind its last step
             break
         done = train_step(parts, index)
+        recorder.watch_rewards(index, done.rollouts)
         recorder.save_rollouts(index, done.rollouts, done.outcome.credit.members, done.outcome.contexts)
         recorder.record(index, done.metrics | _evaluation(parts, directory, done=index + 1))
         recorder.checkpoint(lambda save: save(run_state(parts)))
@@ -105,6 +122,7 @@ def _asynchronous(parts: Parts, recorder: Recorder, directory: RunDirectory, *, 
     runtime = LocalRuntime(parts)
 
     def on_step(step: Step) -> None:
+        recorder.watch_rewards(step.index, step.rollouts)
         recorder.save_rollouts(step.index, step.rollouts, step.prepared.credit.members, step.contexts)
         for span in runtime.timeline.spans():
             directory.append_span(step.index, span.role, span.kind, span.start_seconds, span.end_seconds)
@@ -140,6 +158,7 @@ class Recorder:
         self._on_step = on_step
         self._warn = warn
         self._sinks: list[Sink] = []
+        self._watch = RewardWatch()
         self.done = first
 
     @property
@@ -186,6 +205,17 @@ class Recorder:
             raise Interrupted(self._saver.stopped(self.done, steps))
         self._on_step(self.done - 1, self._metrics)
 
+    def watch_rewards(self, index: int, rollouts: Sequence[tuple[Rollout, ...]]) -> None:
+        """Warn, once, when the first steps have brought no two different rewards; a teacher's signal needs none."""
+        watch = self._watch
+        if isinstance(self._config.estimator, NoAdvantage):
+            return
+        if watch.see(rollout for group in rollouts for rollout in group):
+            self._directory.append_event(
+                "equal_rewards", step=index + 1, steps=watch.steps, rollouts=watch.rollouts, reward=watch.reward
+            )
+            self._warn(watch.warning)
+
     def save_rollouts(
         self,
         index: int,
@@ -214,6 +244,13 @@ class Recorder:
             sink.close()
 
 
+def record_end(directory: RunDirectory, error: BaseException, *, step: int, steps: int, **fields: Any) -> None:
+    """Write how a run ended early, after `step` of `steps` steps."""
+    state, message = ending(error)
+    directory.set_status(state, step=step, steps=steps, message=message, **fields)
+    directory.append_event(state, step=step, message=message)
+
+
 def ending(error: BaseException) -> tuple[str, str]:
     """State and message of a run that `error` ended."""
     if isinstance(error, Interrupted):
@@ -231,11 +268,18 @@ def saves_rollouts(config: RunConfig, index: int, *, last: bool = False) -> bool
     return bool(every) and ((index + 1) % every == 0 or index == 0 or index + 1 == config.run.steps or last)
 
 
+def _models(parts: Parts) -> dict[str, Any]:
+    """What is trained."""
+    values = parts.learner.values
+    return {"policy": parts.learner.policy.model} | ({"critic": values.trainer.model} if values else {})
+
+
 def _save_weights(parts: Parts, directory: RunDirectory) -> None:
-    group, trainers = parts.group, {"policy": parts.learner.policy}
+    # Of several processes, or of actors.
+    owner, trainers = parts.group or parts.actors, {"policy": parts.learner.policy}
     if parts.learner.values is not None:
         trainers["critic"] = parts.learner.values.trainer
-    models = {role: group.whole_model(role, one) if group else one.model for role, one in trainers.items()}
+    models = {role: owner.whole_model(role, one) if owner else one.model for role, one in trainers.items()}
     save_weights(
         directory.path / "weights", policy=models["policy"], tokenizer=parts.tokenizer, critic=models.get("critic")
     )

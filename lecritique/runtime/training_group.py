@@ -29,6 +29,7 @@ from lecritique.distributed.leading import Leader, LeadingCheckpoints, LeadingPo
 from lecritique.distributed.sharding import shard
 from lecritique.distributed.together import Together
 from lecritique.distributed.weights import GatheredStore
+from lecritique.models.adapters import load_own_weights, own_weights
 from lecritique.models.ranks import whole
 from lecritique.models.value_model import ValueModel
 from lecritique.models.weights import WeightStore
@@ -70,8 +71,8 @@ class TrainingGroup:
     def whole_model(self, role: str, trainer: Any) -> Any:
         """The trainer's model in one piece, to be saved; the one that the trainer was made from."""
         with self.leader.calling("group", "gather", role):
-            state = {name: whole(tensor) for name, tensor in trainer.model.state_dict().items()}
-        self._own[role].load_state_dict(state)
+            state = {name: whole(tensor) for name, tensor in own_weights(trainer.model).items()}
+        load_own_weights(self._own[role], state)
         return self._own[role]
 
     def checkpoints(self, folder: Path, keep: int) -> LeadingCheckpoints:
@@ -83,7 +84,12 @@ def sharded_copy(model: Any, config: RunConfig, mesh: Any) -> Any:
     """A copy of the model in shards; with bfloat16 arithmetic its weights are float32."""
     own = copy.deepcopy(model)
     narrow = config.runtime.dtype == "bfloat16"
-    shard(own.float() if narrow else own, mesh, compute_dtype=torch.bfloat16 if narrow else None)
+    shard(
+        own.float() if narrow else own,
+        mesh,
+        compute_dtype=torch.bfloat16 if narrow else None,
+        recompute=config.runtime.recompute_activations,
+    )
     return own
 
 
@@ -94,9 +100,9 @@ def device_of(config: RunConfig, place: Place) -> torch.device:
         ConfigurationError: there are fewer GPUs than processes.
     """
     kind = (config.runtime.device or "cpu").split(":")[0]
-    if kind != "cpu" and torch.cuda.device_count() < place.ranks:
+    if kind != "cpu" and torch.accelerator.device_count() < place.ranks:
         raise ConfigurationError(
-            f"'runtime.ranks' = {place.ranks} needs as many GPUs, this machine has {torch.cuda.device_count()}."
+            f"'runtime.ranks' = {place.ranks} needs as many GPUs, this machine has {torch.accelerator.device_count()}."
         )
     return place.device(kind)
 

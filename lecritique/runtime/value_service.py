@@ -6,12 +6,16 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lecritique.config.schema import RunConfig
 from lecritique.core.trajectory import ValuePrediction, ValueRequest
 from lecritique.core.weights import WeightManifest
 from lecritique.critic.served import Colocated, DoubleBuffered, Leased, ServedModel
 from lecritique.critic.serving import EvaluatorService
 from lecritique.critic.trainer import ValueTrainer
+from lecritique.models.scoring import values
 from lecritique.models.value_model import ValueModel
 from lecritique.models.weights import WeightStore
 from lecritique.runtime.timeline import Timeline
@@ -56,28 +60,37 @@ class ValueService:
 
 def dedicated(model: ValueModel, store: WeightStore, config: RunConfig, *, context_length: int) -> ValueService:
     """Own copies of the critic, swapped between batches (LC appendix B)."""
-    served = TimedModel(DoubleBuffered(model, store))
-    return ValueService(_service(served, config, context_length), served, contextlib.nullcontext)
+    return served_values(DoubleBuffered(model, store), config, context_length=context_length)
 
 
 def colocated(trainer: ValueTrainer, config: RunConfig, *, context_length: int) -> ValueService:
     """The trainer's own weights: whole optimizer steps alternate with whole batches of requests."""
     shared = Colocated(trainer.model, lambda: trainer.updates)
-    served = TimedModel(shared)
-    return ValueService(_service(served, config, context_length), served, shared.exclusive)
+    return served_values(shared, config, context_length=context_length, exclusive=shared.exclusive)
 
 
-def _service(served: ServedModel, config: RunConfig, context_length: int) -> EvaluatorService:
+def served_values(
+    model: ServedModel,
+    config: RunConfig,
+    *,
+    context_length: int,
+    exclusive: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+    score: Callable[..., list[NDArray[np.float64]]] = values,
+) -> ValueService:
+    """The evaluator thread over a served model; `exclusive` and `score` as in `ValueService` and `EvaluatorService`."""
+    served = TimedModel(model)
     runtime = config.runtime
     assert runtime.evaluator_queue_tokens is not None
-    return EvaluatorService(
+    service = EvaluatorService(
         served,
         max_tokens=runtime.micro_batch_tokens,
         context_length=context_length,
         max_batch_tokens=runtime.micro_batch_tokens,
         max_wait_seconds=runtime.evaluator_wait_seconds,
         max_queue_tokens=runtime.evaluator_queue_tokens,
+        score=score,
     )
+    return ValueService(service, served, exclusive)
 
 
 class TimedModel:

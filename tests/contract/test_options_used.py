@@ -10,6 +10,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
+from lecritique.actors.seats import cluster_settings
 from lecritique.config.base import Config
 from lecritique.config.load import Recipe, compose
 from lecritique.config.schema import RunConfig
@@ -21,6 +22,7 @@ from lecritique.runtime.build import build, load_base
 from lecritique.runtime.engines import vllm_engine
 from lecritique.runtime.training import train
 from tests.integration.short_runs import small_config
+from tests.unit.actors.thread_cluster import ThreadCluster, run_on_actors
 
 # What a class of a union is chosen by, and the arm's name, which is for people.
 NOT_OPTIONS = {"type", "preset"}
@@ -41,6 +43,7 @@ RUNS = (
     ("opsd", ()),
     ("dapo", ()),
     ("mean", ("run.eval_every=2", "eval.k=2", "eval.rows=2", "data.evaluation_fraction=0.3")),
+    ("pvf", ("model.adapter.type=lora", "critic.backbone.type=shared", "runtime.recompute_activations=true")),
     ("value", ("runtime.loop=asynchronous",)),
 )
 # The example of an own task has every context, and prompts of different lengths.
@@ -107,6 +110,7 @@ def read(tmp_path_factory) -> set[tuple[str, str]]:
             directory = RunDirectory.create(tmp_path_factory.mktemp(arm) / "run", base.config)
             train(build(base), directory)
         start_vllm()
+        start_actors(tmp_path_factory.mktemp("actors") / "run")
     return seen
 
 
@@ -116,12 +120,20 @@ def start_vllm() -> None:
     class Silent:
         def __init__(self, settings: ReplicaSettings, **rest: Any) -> None: ...
 
+        failure = None
         wait_until_ready = send = stop = lambda self, *rest: None
         ask_to_stop = stop
 
     config = small_config("runtime.engine.type=vllm")
     model = load_causal_lm(config.model.name).model
     vllm_engine(model, MemoryWeightStore(), config, max_length=64, start=Silent).close()
+
+
+def start_actors(path: Path) -> None:
+    """A run on actors, which are threads here, and what Ray would be asked."""
+    config = small_config("runtime.type=ray", "run.steps=1", arm="pvf")
+    run_on_actors(path, config, ThreadCluster())
+    cluster_settings(config)
 
 
 def own_task_config(*overrides: str) -> RunConfig:

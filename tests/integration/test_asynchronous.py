@@ -47,8 +47,9 @@ def without_clocks(row: dict[str, object], names: set[str]) -> dict[str, object]
         ("pvf", ("critic.context={type='siblings'}", "sampling.max_total_tokens=512")),
         ("value", ("rollout.group_size=1", "critic.warmup='discard'")),
         ("pvf", ("critic.warmup_updates=2", "critic.warmup='leave_one_out'")),
+        ("value", ("model.adapter={type='lora'}", "critic.backbone={type='shared'}")),
     ],
-    ids=["mean", "value", "pvf", "tether", "evpo", "siblings", "one-rollout", "warm-up"],
+    ids=["mean", "value", "pvf", "tether", "evpo", "siblings", "one-rollout", "warm-up", "adapters"],
 )
 def test_fault_38_staleness_0_equals_the_synchronous_loop(arm: str, more: tuple[str, ...], tmp_path: Path) -> None:
     require_equal_runs(arm, more, tmp_path)

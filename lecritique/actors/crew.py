@@ -1,0 +1,212 @@
+"""The actors of one run: started together, made anew where the run goes back, replaced where they end."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lecritique.actors.cluster import Actor, ActorLost, Cluster, Seat
+from lecritique.core.errors import RoleFailure
+
+# Takes (kind, fields) of an event.
+Tell = Callable[..., None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Casting:
+    """What an actor in a seat holds: the function that makes it, `module:function`, and its arguments."""
+
+    maker: str
+    arguments: tuple[Any, ...]
+
+
+class Member:
+    """A seat and whoever sits in it.
+
+    Args:
+        seat: the place.
+        casting: what the actor holds.
+        crew: to which it belongs.
+    """
+
+    def __init__(self, seat: Seat, casting: Casting, crew: Crew) -> None:
+        self.seat = seat
+        self.incarnation = 0
+        """Which actor sits here; it changes when it is replaced."""
+        self.prepare: Callable[[], None] = lambda: None
+        """What a replacement must be told before it is asked anything else."""
+        self._casting = casting
+        self._crew = crew
+        self._actor: Actor | None = None
+        self._number = 0
+        self._lock = threading.RLock()
+
+    @property
+    def name(self) -> str:
+        """Of the seat."""
+        return self.seat.name
+
+    @property
+    def number(self) -> int:
+        """Of the host: how many were made in this seat."""
+        return self._number
+
+    def call(self, method: str, *arguments: Any) -> Future[Any]:
+        """What the host's method returns or raises; ActorLost when the actor has ended."""
+        with self._lock:  # not in the middle of a replacement
+            assert self._actor is not None, f"{self.name} was not started"
+            return self._actor.call("call", self._number, method, arguments)
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """`call`, waiting for the answer."""
+        return self.call(method, *arguments).result()
+
+    def persistently(self, do: Callable[[], Any]) -> Any:
+        """What `do` gives, which asks this member; asked again of a replacement when the actor ends meanwhile.
+
+        Raises:
+            RoleFailure: no replacement is left.
+        """
+        while True:
+            incarnation = self.incarnation
+            try:
+                return do()
+            except ActorLost as lost:
+                self.replace(incarnation, lost)
+
+    def replace(self, incarnation: int, lost: ActorLost) -> None:
+        """Put another actor in place of one that has ended; nothing where another thread has done so.
+
+        Args:
+            incarnation: of the one that ended.
+            lost: how it was noticed.
+
+        Raises:
+            RoleFailure: no replacement is left, or it does not start.
+        """
+        with self._lock:
+            while self.incarnation == incarnation:
+                self._crew.spend_restart(self, lost)
+                try:
+                    self.started(self.begin(anew=True))
+                    self.prepare()
+                except ActorLost as again:
+                    incarnation, lost = self.incarnation, again
+
+    def begin(self, *, anew: bool) -> Future[Any]:
+        """Have a host made: by a new actor with `anew`, else by the one that sits here, if any."""
+        if anew or self._actor is None:
+            if self._actor is not None:
+                self._actor.kill()
+            self._actor = self._crew.start(self.seat)
+            self.incarnation += 1
+        self._number += 1
+        return self._actor.call("make", self._number, self._casting.maker, self._casting.arguments)
+
+    def started(self, made: Future[Any]) -> None:
+        """Wait for a host and say where it lives.
+
+        Raises:
+            ActorLost: the actor has ended.
+            RoleFailure: it takes too long.
+        """
+        try:
+            where = made.result(timeout=self._crew.start_seconds)
+        except TimeoutError as error:
+            raise RoleFailure(
+                f"{self.name} did not start within {self._crew.start_seconds:g} seconds "
+                "('runtime.actors.start_seconds')."
+            ) from error
+        self._crew.tell("actor_started", role=self.name, pid=where.pid, machine=where.machine)
+
+    def dismiss(self) -> None:
+        """End the actor."""
+        if self._actor is not None:
+            self._actor.kill()
+            self._actor = None
+
+
+class Crew:
+    """Everyone of a run.
+
+    Args:
+        cluster: where actors are started.
+        cast: what sits where.
+        logs: folder of what they print.
+        start_seconds: how long one may take to load.
+        restarts: replacements in all.
+        tell: takes events.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        cast: Mapping[Seat, Casting],
+        *,
+        logs: Path,
+        start_seconds: float,
+        restarts: int,
+        tell: Tell,
+    ) -> None:
+        self.start_seconds = start_seconds
+        self.tell = tell
+        self._cluster = cluster
+        self._logs = logs
+        self._restarts = restarts
+        self._restarted = 0
+        self._lock = threading.Lock()
+        self.members = [Member(seat, casting, self) for seat, casting in cast.items()]
+
+    def of(self, role: str) -> Sequence[Member]:
+        """All members of a role."""
+        return [member for member in self.members if member.seat.role == role]
+
+    def begin(self) -> None:
+        """Have everyone make a host, all at the same time; actors that live are kept.
+
+        Raises:
+            LecritiqueError: one of them cannot.
+        """
+        beginnings = [(member, member.begin(anew=False)) for member in self.members]
+        # Started before anybody is waited for, so that a dead one costs no second wait.
+        for member, made in beginnings:
+            try:
+                member.started(made)
+            except ActorLost:
+                member.started(member.begin(anew=True))
+
+    def start(self, seat: Seat) -> Actor:
+        """A new actor."""
+        self._logs.mkdir(parents=True, exist_ok=True)
+        return self._cluster.start(seat, log=self._logs / seat.log_name, environment=_environment(seat))
+
+    def spend_restart(self, member: Member, lost: ActorLost) -> None:
+        """One replacement less; RoleFailure when none is left."""
+        with self._lock:
+            left = self._restarted < self._restarts
+            self._restarted += left
+        self.tell("actor_lost", role=member.name, reason=str(lost), replaced=left)
+        if not left:
+            raise RoleFailure(
+                f"{member.name} has ended ({lost}), and all 'runtime.actors.restarts' = {self._restarts} replacements "
+                "are used up."
+            ) from lost
+
+    def close(self) -> None:
+        """End every actor."""
+        for member in self.members:
+            member.dismiss()
+
+
+def _environment(seat: Seat) -> dict[str, str]:
+    """Of an actor: as many threads as it has CPUs, unless the user has chosen, and none that spin while they wait."""
+    return {
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, int(seat.cpus))),
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive"),
+        "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "false"),
+    }
