@@ -25,6 +25,7 @@ import time
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -133,7 +134,9 @@ def measured(case: Case, folder: Path) -> Measured:
     cpu, wall, updates = (
         (last - first) / (STEPS - SKIPPED) for first, last in zip(marks[SKIPPED - 1], marks[-1], strict=True)
     )
-    played = [trajectory for _, trajectory in saved_trajectories(place)]
+    # In order of step; those of the last one are saved too.
+    saved = islice(saved_trajectories(place), parts.config.rollout.batch_size)
+    played = [trajectory for _, trajectory in saved]
     lengths = tuple(float(trajectory.action_mask.sum()) for trajectory in played)
     return Measured(
         config=parts.config,

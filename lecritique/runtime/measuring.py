@@ -163,8 +163,7 @@ def _decode_seconds(reference: _Reference, *, rows: int, context: int, steps: in
     """A step of the decode loop, from two numbers of steps."""
 
     def decode(tokens: int) -> None:
-        # One slot stays empty, as it does in most steps of a run: the cache of the others is gathered.
-        sampler = Sampler(reference.model, max_rows=rows + 1, chunk_tokens=tokens, prefill_tokens=1 << 20)
+        sampler = Sampler(reference.model, max_rows=rows, chunk_tokens=tokens, prefill_tokens=1 << 20)
         for index in range(rows):
             request = GenerateRequest(
                 request_id=str(index),
