@@ -33,7 +33,6 @@ from lecritique.config.estimators import Discounting, Estimator, Evpo, GroupMean
 from lecritique.core.errors import DataError
 from lecritique.credit.crediting import value_fit_of
 from lecritique.credit.estimators import ScoredGroup, TokenCredit, advantages_of, token_credits
-from lecritique.numerics.baselines import group_baselines
 from lecritique.numerics.evpo import evpo_uses_critic
 from lecritique.numerics.statistics.bootstrap import REPLICATES
 from lecritique.numerics.tether import TetherSums, score_norm_optimum, tether_fit, tether_pairs, tether_sums
@@ -180,8 +179,7 @@ def tether_pairs_of(groups: Sequence[ScoredGroup], credits: Sequence[Sequence[To
     """What Tether's fit sees of every member, group by group."""
     found = []
     for problem, (group, of_group) in enumerate(zip(groups, credits, strict=True)):
-        baselines = group_baselines(group.returns_K, "leave_one_out").tolist()
-        for trajectory, credit, baseline in zip(group.trajectories, of_group, baselines, strict=True):
+        for trajectory, credit, baseline in zip(group.trajectories, of_group, group.leave_one_out_K, strict=True):
             x, y = tether_pairs(
                 torch.from_numpy(np.array(credit.advantages_T)),
                 torch.from_numpy(np.array(credit.values_T)),

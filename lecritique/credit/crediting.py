@@ -39,7 +39,6 @@ from lecritique.credit.estimators import (
 )
 from lecritique.credit.evpo import EvpoController
 from lecritique.credit.tether import BucketedTetherController, TetherController
-from lecritique.numerics.baselines import group_baselines
 from lecritique.numerics.tether import tether_buckets, tether_pairs
 
 AnyTether = TetherController | BucketedTetherController
@@ -239,8 +238,7 @@ def measured_group(group: ScoredGroup) -> Measured:
 
 def observe(controller: AnyTether, group: ScoredGroup, credits: Sequence[TokenCredit]) -> None:
     """Give the group's (x, y) pairs to the Tether fit, one rollout at a time."""
-    baselines_K = group_baselines(group.returns_K, "leave_one_out").tolist()
-    for trajectory, credit, baseline in zip(group.trajectories, credits, baselines_K, strict=True):
+    for trajectory, credit, baseline in zip(group.trajectories, credits, group.leave_one_out_K, strict=True):
         mask = torch.from_numpy(trajectory.action_mask.copy())
         controller.observe(
             *tether_pairs(torch.from_numpy(credit.advantages_T), torch.from_numpy(credit.values_T), baseline, mask)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -54,6 +55,11 @@ class ScoredGroup:
         """Returns of the members."""
         return torch.tensor([t.episode_return for t in self.trajectories], dtype=torch.float64)
 
+    @cached_property
+    def leave_one_out_K(self) -> tuple[float, ...]:
+        """The mean return of the others, of each member: Tether's advantages, its fit and the record share it."""
+        return tuple(group_baselines(self.returns_K, "leave_one_out").tolist())
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenCredit:
@@ -95,12 +101,11 @@ def advantages_of(
         case Value():
             return [credit.advantages_T for credit in credits]
         case Tether():
-            baselines_K = group_baselines(group.returns_K, "leave_one_out").tolist()
             rhos = one_per_member(rho, group)
             return [
                 tethered(credit, trajectory.action_mask, baseline, own)
                 for credit, trajectory, baseline, own in zip(
-                    credits, group.trajectories, baselines_K, rhos, strict=True
+                    credits, group.trajectories, group.leave_one_out_K, rhos, strict=True
                 )
             ]
         case Evpo():
@@ -118,7 +123,7 @@ def baselines_of(group: ScoredGroup, estimator: Estimator, *, use_critic: bool) 
     """
     match estimator:
         case Tether() | LeaveOneOut():
-            return list(group_baselines(group.returns_K, "leave_one_out").tolist())
+            return list(group.leave_one_out_K)
         case Evpo() if use_critic:
             return [None] * len(group.trajectories)
         case GroupMean():
