@@ -50,10 +50,9 @@ def adapted(model: Any, lora: Lora, *, seed: int) -> Any:
     Raises:
         ConfigurationError: peft is not installed, or the model has no such linear map in its layers.
     """
-    require_peft()
+    require_adaptable(model, lora)
     from peft import LoraConfig, inject_adapter_in_model
 
-    _require_linear_maps(model, lora)
     base = state_digest(model.state_dict())
     # Parameters of its own over the same memory: that these are frozen is no business of the given model.
     shared = {id(weight): torch.nn.Parameter(weight.detach(), requires_grad=False) for weight in model.parameters()}
@@ -175,7 +174,9 @@ def _draw(model: Any, seed: int) -> None:
             weight.copy_(drawn / weight.shape[1] ** 0.5)
 
 
-def _require_linear_maps(model: Any, lora: Lora) -> None:
+def require_adaptable(model: Any, lora: Lora, *, key: str = "target_modules") -> None:
+    """Raise ConfigurationError, naming `key`, unless peft is installed and the model has the maps that are to adapt."""
+    require_peft()
     head = model.get_output_embeddings()
     maps = {
         name: name.rpartition(".")[2]
@@ -185,6 +186,6 @@ def _require_linear_maps(model: Any, lora: Lora) -> None:
     for wanted in lora.target_modules:
         if wanted not in maps.values():
             raise ConfigurationError(
-                f"'target_modules' names {wanted!r}, and the model '{model.name_or_path}' has no such linear map in "
+                f"'{key}' names {wanted!r}, and the model '{model.name_or_path}' has no such linear map in "
                 f"its layers; it has {', '.join(sorted(set(maps.values()))) or 'none'}."
             )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lecritique.config.adapters import LoraAdapter, LoraBackbone, SharedBackbone
+from lecritique.config.adapters import CopyBackbone, LoraAdapter, LoraBackbone, SharedBackbone
 from lecritique.config.engines import Embedded
 from lecritique.config.resolve import Facts, gae_lambda, resolve, teacher_content, uses_critic, uses_teacher
 from lecritique.config.schema import NoContext, ReferenceContext, RunConfig, TaskSection
@@ -23,7 +23,7 @@ from lecritique.critic.replay import ReplayBuffer
 from lecritique.critic.system import ServesValues, ValueSystem
 from lecritique.critic.teacher import TeacherPrompts
 from lecritique.critic.trainer import ValueTrainer
-from lecritique.models.adapters import adapted, copied, merged
+from lecritique.models.adapters import adapted, copied, merged, require_adaptable
 from lecritique.models.chat import ChatRenderer
 from lecritique.models.devices import default_device
 from lecritique.models.loading import LanguageModel, load_causal_lm
@@ -104,6 +104,7 @@ def load_base(config: RunConfig) -> Base:
     device = own or default_device()
     language = configured_model(config, device)
     require_plain_head(language.model, language.name)
+    require_adapters(language.model, config)
     resolved, renderer = resolved_against(config, environment, language), ChatRenderer(language.tokenizer)
     data = data_set(environment, renderer, resolved, context_length=language.context_length)
     return Base(
@@ -114,6 +115,14 @@ def load_base(config: RunConfig) -> Base:
         renderer=renderer,
         evaluation=sets_in_training(resolved, environment),
     )
+
+
+def require_adapters(model: Any, config: RunConfig) -> None:
+    """Raise ConfigurationError when an adapter has no place in the model: before a run has a directory."""
+    if isinstance(config.model.adapter, LoraAdapter):
+        require_adaptable(model, config.model.adapter, key="model.adapter.target_modules")
+    if uses_critic(config) and not isinstance(config.critic.backbone, CopyBackbone):
+        require_adaptable(model, config.critic.backbone, key="critic.backbone.target_modules")
 
 
 def configured_model(config: RunConfig, device: str | torch.device) -> LanguageModel:

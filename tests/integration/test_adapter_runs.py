@@ -25,6 +25,7 @@ from lecritique.runtime.build import Parts, build, load_base, new_critic
 from lecritique.runtime.policies import load_policy
 from lecritique.runtime.pretraining import fit_critic
 from lecritique.runtime.training import train
+from tests.integration.command_line import call, require_one_sentence
 from tests.integration.short_runs import small_config, small_parts, trained, without_clocks
 
 POLICY, SHARED = "model.adapter={type='lora',rank=4}", "critic.backbone={type='shared',rank=4}"
@@ -165,3 +166,12 @@ def sample(row: int) -> ValueSample:
         rollout_id=own.rollout_id, trajectories=(own,), contexts=(None,),
         value_targets=(np.where(mask, own.episode_return, 0.0),), value_version=0,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ["model.adapter", "critic.backbone"])
+def test_a_map_that_the_model_lacks_is_said_before_there_is_a_run(capfd, monkeypatch, tmp_path, key):
+    out = tmp_path / "run"
+    adapter = f'{key}={{type="lora",target_modules=["nope"]}}'
+    answer = call(capfd, monkeypatch, "train", "demo", "--arm", "pvf", adapter, "--out", str(out))
+    require_one_sentence(answer, f"'{key}.target_modules' names 'nope'", "q_proj")
+    assert not out.exists()

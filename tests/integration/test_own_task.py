@@ -64,7 +64,7 @@ def test_a_function_that_is_none_is_one_sentence_that_names_the_key(name: str, s
 def test_what_each_reads_is_shown_below_and_beside_each_other(capfd, monkeypatch) -> None:
     shown = {}
     for columns in ("80", "140"):
-        monkeypatch.setattr("lecritique.cli.tasks.console.width", int(columns), raising=False)
+        monkeypatch.setenv("COLUMNS", columns)
         answer = call(capfd, monkeypatch, "tasks", "show", NAME, "rows=3", "--row", "1", "--context")
         assert answer.code == 0, answer.err
         shown[columns] = answer.out.split("context none", 1)[1]

@@ -87,7 +87,7 @@ def test_the_same_call_goes_on_where_it_stopped_and_another_is_refused(study, mo
     call = ("continuations", "demo", *SMALL, "--problems", "8", "--continuations", "2", *FAST, "--out", str(study))
     again = invoke(*call)
     assert again.exit_code == 0, again.output
-    assert "critic siblings" in again.output and "critic answer" not in again.output
+    assert "critic siblings  update" in again.output and "critic answer  update" not in again.output
     assert assert_no_nan(study / "continuations.json") == before
     other = invoke(*call, "--fractions", "0.5")
     assert isinstance(other.exception, ConfigurationError) and "'fractions' = [0.2, 0.5, 0.8]" in str(other.exception)
