@@ -172,6 +172,8 @@ class Crew:
         Raises:
             LecritiqueError: one of them cannot.
         """
+        for member in self.members:
+            member.prepare = lambda: None  # what the roles before have told it is void
         beginnings = [(member, member.begin(anew=False)) for member in self.members]
         # Started before anybody is waited for, so that a dead one costs no second wait.
         for member, made in beginnings:

@@ -146,7 +146,12 @@ class RemoteEngine:
         return bool(self._open)
 
     def close(self) -> None:
-        """Cancel what is unfinished, and let the replicas go."""
+        """Cancel what is unfinished, and let the replicas go; a second call does nothing.
+
+        By then a run that went back to a checkpoint may have made new hosts in the same places.
+        """
+        if self._closed:
+            return
         self._closed = True
         for entry in self._open.values():
             entry.future.cancel()

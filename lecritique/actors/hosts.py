@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lecritique.actors.messages import Cancel, Done, Figures, Round, RoundReport
-from lecritique.core.errors import EngineFailure
+from lecritique.core.errors import EngineFailure, RoleFailure
 from lecritique.core.rollout import Completion, GenerateRequest
 from lecritique.core.weights import WeightManifest
 from lecritique.distributed.weights import FileWeightStore
@@ -87,13 +87,21 @@ class ScoringHost:
     def __init__(self, copies: Sequence[ValueModel], store: WeightStore) -> None:
         self._copies = copies
         self._store = store
+        self._loaded: set[int] = set()
 
     def load(self, slot: int, manifest: WeightManifest) -> None:
         """Put a version into one of the copies, which nobody asks meanwhile."""
         load_own_weights(self._copies[slot], self._store.open(manifest))
+        self._loaded.add(slot)
 
     def values(self, slot: int, rows: Sequence[TokenRow], max_tokens: int) -> list[NDArray[np.float64]]:
-        """`scoring.values` of one of the copies."""
+        """`scoring.values` of one of the copies.
+
+        Raises:
+            RoleFailure: it was never given weights, because a replacement came too late for the version that served.
+        """
+        if slot not in self._loaded:
+            raise RoleFailure("an evaluator was asked for values before it had the weights that serve.")
         return values(self._copies[slot], rows, max_tokens=max_tokens)
 
 

@@ -113,6 +113,10 @@ class _RemoteTrainer:
             done: Done = self._member.ask(method, *arguments)
         except ActorLost as lost:
             raise TrainerLost(f"the process of the {self._member.name} has ended ({lost}).") from lost
+        except OSError as error:
+            if method == "save":  # a checkpoint that cannot be written ends no run
+                raise
+            raise RoleFailure(f"the {self._member.name} cannot go on: {error}.") from error
         self._figures = done.figures
         for manifest in done.published:
             self._store.announce(manifest)

@@ -324,6 +324,12 @@ def _actor_problems(config: RunConfig) -> Iterator[str]:
             f"'runtime.type' = '{runtime.type}' gives each trainer one process, got 'runtime.ranks' = {runtime.ranks}; "
             "use 'runtime.type' = 'local', or 1."
         )
+    if runtime.loop == "synchronous" and runtime.placement == "colocated":
+        yield (
+            f"'runtime.placement' = 'colocated' with 'runtime.type' = '{runtime.type}' needs 'runtime.loop' = "
+            "'asynchronous', got 'synchronous'; use 'runtime.placement' = 'dedicated'."
+        )
+    yield from _actor_device_problems(config)
     engine = runtime.engine
     if isinstance(engine, Vllm) and (engine.replicas > 1 or engine.first_gpu or engine.transfer != "file"):
         yield (
@@ -331,6 +337,24 @@ def _actor_problems(config: RunConfig) -> Iterator[str]:
             "'runtime.engine.replicas' must be 1, 'first_gpu' 0 and 'transfer' 'file', got "
             f"{engine.replicas}, {engine.first_gpu} and '{engine.transfer}'."
         )
+
+
+def _actor_device_problems(config: RunConfig) -> Iterator[str]:
+    """Roles that would compute on a GPU which they did not ask for."""
+    runtime, actors = config.runtime, config.runtime.actors
+    if (runtime.device or "cpu").split(":")[0] == "cpu":
+        return
+    seats = {"engines": actors.engines, "policy": actors.policy}
+    if uses_critic(config):
+        seats["critic"] = actors.critic
+        if runtime.placement == "dedicated":
+            seats["evaluators"] = actors.evaluators
+    for name, asked in seats.items():
+        if not asked.gpus:
+            yield (
+                f"'runtime.device' = '{runtime.device}' is where every actor computes, and "
+                f"'runtime.actors.{name}.gpus' = 0 gives this one none; give it one, or a fraction."
+            )
 
 
 def _transfer_problems(engine: Vllm, device: str) -> Iterator[str]:

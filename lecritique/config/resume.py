@@ -101,4 +101,4 @@ def _within(key: str, name: str) -> bool:
 
 def changes_bits(changes: Mapping[str, Any]) -> bool:
     """Whether the resumed run differs in its last bits from one that was never interrupted."""
-    return any(key in MAY_CHANGE_BITS for key in changes)
+    return any(_within(key, name) for key in changes for name in MAY_CHANGE_BITS)

@@ -69,8 +69,9 @@ class ActorRoles:
     def engine(self) -> RemoteEngine:
         """The engine."""
         runtime = self._config.runtime
+        vllm = isinstance(runtime.engine, Vllm)  # its rounds are looks at what it does by itself: none repeats a bit
         rows = runtime.engine.rows if isinstance(runtime.engine, Vllm) else runtime.decode_rows
-        return RemoteEngine(self.crew.of(ENGINE), rows=rows, exact=runtime.loop == "synchronous")
+        return RemoteEngine(self.crew.of(ENGINE), rows=rows, exact=runtime.loop == "synchronous" and not vllm)
 
     def policy_trainer(self, model: Any) -> RemotePolicyTrainer:
         """The policy trainer; `model` is of the same shape and takes the final weights."""

@@ -45,7 +45,8 @@ def policy_host(config_json: str, folder: str) -> TrainerHost:
 def value_host(config_json: str, folder: str) -> TrainerHost:
     """The value trainer."""
     config, language = _loaded(config_json)
-    store = FileWeightStore(Path(folder))
+    # A replaced evaluator may ask for the version that serves while one is loaded and the next is published.
+    store = FileWeightStore(Path(folder), keep=3)
     trainer = ValueTrainer(
         new_critic(language.model, config),
         config.critic.optimizer,

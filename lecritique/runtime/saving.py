@@ -63,7 +63,7 @@ class Saver:
         every = self._config.run.checkpoint_every
         return bool(every) and done % every == 0
 
-    def save(self, done: int, state: Mapping[str, Any]) -> bool:
+    def save(self, done: int, state: Callable[[], Mapping[str, Any]]) -> bool:
         """Write a checkpoint of the run after `done` steps; whether that could be done.
 
         A disk that is full or gone does not end the run: the earlier checkpoint stays, and a warning and an event say
@@ -72,8 +72,9 @@ class Saver:
         if self.saved == done:
             return True
         started = time.perf_counter()
-        tree = {"step": done, "config": self._config.model_dump(mode="json"), **state}
         try:
+            # Actors hand their states over as files, so taking them can find a full disk too.
+            tree = {"step": done, "config": self._config.model_dump(mode="json"), **state()}
             # What is recorded of these steps is on the disk before the state that follows them.
             self._directory.sync()
             path = self._checkpoints.save(done, tree)

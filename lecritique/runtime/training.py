@@ -24,11 +24,13 @@ from lecritique.runtime.engines import watch_replicas
 from lecritique.runtime.evaluation import evaluates, evaluation_metrics
 from lecritique.runtime.interrupts import Interrupts
 from lecritique.runtime.local_runtime import LocalRuntime
-from lecritique.runtime.reward_watch import RewardWatch
+from lecritique.runtime.reward_watch import WATCHED_STEPS, RewardWatch
 from lecritique.runtime.run_state import run_state
 from lecritique.runtime.saving import Saver, Warn, warn_on_stderr
 from lecritique.runtime.synchronous import train_step
 
+# Gives everything that a resumed run needs.
+TakeState = Callable[[], dict[str, Any]]
 OnStep = Callable[[int, dict[str, float]], None]
 
 
@@ -104,7 +106,7 @@ def _synchronous(parts: Parts, recorder: Recorder, directory: RunDirectory, *, f
         recorder.watch_rewards(index, done.rollouts)
         recorder.save_rollouts(index, done.rollouts, done.outcome.credit.members, done.outcome.contexts)
         recorder.record(index, done.metrics | _evaluation(parts, directory, done=index + 1))
-        recorder.checkpoint(lambda save: save(run_state(parts)))
+        recorder.checkpoint(lambda save: save(lambda: run_state(parts)))
 
 
 def _evaluation(parts: Parts, directory: RunDirectory, *, done: int) -> dict[str, float]:
@@ -128,7 +130,7 @@ def _asynchronous(parts: Parts, recorder: Recorder, directory: RunDirectory, *, 
             directory.append_span(step.index, span.role, span.kind, span.start_seconds, span.end_seconds)
         recorder.record(step.index, step.metrics)
         # The critic must not move while its state is written.
-        recorder.checkpoint(lambda save: runtime.while_critic_rests(lambda: save(run_state(parts))))
+        recorder.checkpoint(lambda save: runtime.while_critic_rests(lambda: save(lambda: run_state(parts))))
 
     orchestrator = Orchestrator(runtime, parts.ledger, on_step=on_step)
     try:
@@ -158,7 +160,7 @@ class Recorder:
         self._on_step = on_step
         self._warn = warn
         self._sinks: list[Sink] = []
-        self._watch = RewardWatch()
+        self._watch = RewardWatch(max(0, WATCHED_STEPS - first))
         self.done = first
 
     @property
@@ -188,11 +190,11 @@ class Recorder:
         self._directory.set_status("running", step=self.done, steps=self._config.run.steps, **self.spent)
         self._metrics = metrics
 
-    def checkpoint(self, hold: Callable[[Callable[[dict[str, Any]], bool]], object]) -> None:
+    def checkpoint(self, hold: Callable[[Callable[[TakeState], bool]], object]) -> None:
         """Save a checkpoint if one is due.
 
         Args:
-            hold: is given what saves a state, and calls it while nothing in the state moves.
+            hold: is given what takes a state and saves it, and calls it while nothing in the state moves.
 
         Raises:
             Interrupted: the run was asked to stop, and has been saved.

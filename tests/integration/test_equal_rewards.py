@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 
 import pytest
 
 from lecritique.runtime import training
-from lecritique.runtime.reward_watch import RewardWatch
 from tests.integration.command_line import call
 from tests.integration.short_runs import SMALL
 
@@ -20,7 +18,7 @@ MUTE = ("sampling.max_turn_tokens=2",)
     ("arm", "settings", "warned"), [("mean", MUTE, True), ("mean", (), False), ("opsd", MUTE, False)]
 )
 def test_a_run_without_reward_variance_is_told_to_its_user(tmp_path, capfd, monkeypatch, arm, settings, warned):
-    monkeypatch.setattr(training, "RewardWatch", partial(RewardWatch, 2))
+    monkeypatch.setattr(training, "WATCHED_STEPS", 2)
     run = tmp_path / "run"
     answer = call(capfd, monkeypatch, "train", "demo", *SMALL, *settings, "--arm", arm, "--out", str(run))
     assert answer.code == 0, answer.err

@@ -43,6 +43,7 @@ class Actor:
         self.seat = Seat(role="engine", cpus=1, gpus=0)
         self.name, self.incarnation, self.told = "engine 0", 1, []
         self.adopted: list[int] = []
+        self.closed = 0
         self._script = list(script)
         self.prepare = lambda: None
 
@@ -59,6 +60,7 @@ class Actor:
         else:
             if method == "adopt":
                 self.adopted.append(arguments[0].version)
+            self.closed += method == "close"
             answer.set_result(None)
         return answer
 
@@ -150,3 +152,11 @@ def test_a_request_is_queued_once() -> None:
     with pytest.raises(ValueError, match="already queued"):
         made.submit(request(0))
     assert Cancel(request_id="0.0.0.0").request_id == request(0).request_id
+
+
+def test_an_engine_closes_once_for_later_the_place_is_somebody_elses() -> None:
+    actor = Actor()
+    made = engine(actor)
+    made.close()
+    made.close()
+    assert actor.closed == 1

@@ -5,12 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lecritique.actors.cluster import Seat
+from lecritique.actors.crew import Casting, Crew
 from lecritique.actors.evaluator import shared_out
+from lecritique.actors.hosts import ScoringHost
 from lecritique.actors.seats import cluster_settings, described, require_runtime, seats_of
 from lecritique.actors.stage import Stage
 from lecritique.core.errors import ConfigurationError, DivergenceError, RoleFailure
+from lecritique.core.weights import WeightManifest
 from lecritique.runtime.build import load_base
 from tests.integration.short_runs import small_config
+from tests.unit.actors.thread_cluster import ThreadCluster
 
 HERE = "tests.unit.actors.test_stage_and_seats"
 
@@ -91,6 +96,11 @@ def test_only_the_key_itself_changes_with_the_type_of_the_runtime() -> None:
         (("runtime.ranks=2",), ("'runtime.type' = 'ray'", "'runtime.ranks' = 2")),
         (("critic.backbone.type=shared", "model.adapter.type=lora"), ("'critic.backbone.type' = 'shared'", "'lora'")),
         (("runtime.engine.type=vllm", "runtime.engine.replicas=2"), ("'runtime.actors.engines'", "got 2")),
+        (("runtime.placement=colocated",), ("'runtime.placement' = 'colocated'", "'runtime.loop' = 'asynchronous'")),
+        (
+            ("runtime.actors.critic.gpus=0.5",),
+            ("'runtime.actors.engines.gpus' = 0", "'cuda'"),
+        ),
     ],
 )
 def test_what_needs_several_roles_in_one_process_is_refused(overrides: tuple[str, ...], words: tuple[str, ...]) -> None:
@@ -100,7 +110,8 @@ def test_what_needs_several_roles_in_one_process_is_refused(overrides: tuple[str
 
 
 def test_actors_compute_on_gpus_where_they_ask_for_any() -> None:
-    asks = small_config("runtime.type=ray", "runtime.actors.critic.gpus=0.5", arm="pvf")
+    each = (f"runtime.actors.{role}.gpus=0.5" for role in ("engines", "evaluators", "policy", "critic"))
+    asks = small_config("runtime.type=ray", *each, arm="pvf")
     assert load_base(asks).config.runtime.device == "cuda"
     assert load_base(small_config("runtime.type=ray", arm="pvf")).config.runtime.device == "cpu"
 
@@ -110,3 +121,29 @@ def test_ray_is_named_before_a_run_has_a_directory(monkeypatch) -> None:
     require_runtime(small_config())
     with pytest.raises(ConfigurationError, match=r"'runtime.type' = 'ray' needs the extra ray: pip install"):
         require_runtime(small_config("runtime.type=ray"))
+
+
+def test_a_critic_without_weights_says_nothing() -> None:
+    """A replacement that finds its version gone must not score with the critic that it was made with."""
+
+    class Gone:
+        def open(self, manifest: WeightManifest) -> dict[str, object]:
+            raise KeyError(manifest.version)
+
+    host = ScoringHost([object()], Gone())  # type: ignore[list-item, arg-type]
+    with pytest.raises(KeyError):
+        host.load(0, WeightManifest(role="critic", version=1, digest=""))
+    with pytest.raises(RoleFailure, match="before it had the weights"):
+        host.values(0, [], 64)
+
+
+def test_nothing_of_the_roles_before_is_told_to_a_crew_that_begins_anew(tmp_path) -> None:
+    crew = Crew(
+        ThreadCluster(()), {Seat(role="engine", cpus=1, gpus=0): Casting(maker=f"{HERE}:made_host", arguments=())},
+        logs=tmp_path, start_seconds=10.0, restarts=0, tell=lambda *_, **__: None,
+    )  # fmt: skip
+    (member,) = crew.members
+    member.prepare = lambda: pytest.fail("told again")
+    crew.begin()
+    member.prepare()
+    crew.close()

@@ -31,6 +31,7 @@ def test_allowed_changes_are_told_with_both_values(own) -> None:
     }
     assert not changes_bits(allowed_changes(own, wanted))
     assert changes_bits(allowed_changes(own, with_changes(own, ["runtime.decode_rows=7"])))
+    assert changes_bits(allowed_changes(own, with_changes(own, ["runtime.actors.evaluators.replicas=2"])))
 
 
 @pytest.mark.parametrize(

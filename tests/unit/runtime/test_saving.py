@@ -39,7 +39,7 @@ def test_due_every_so_many_steps(directory) -> None:
 
 def test_saved_once_a_step_and_kept_as_many_as_asked(directory) -> None:
     saver = Saver(directory, CONFIG)
-    assert all(saver.save(step, STATE) for step in (3, 6, 6, 9))
+    assert all(saver.save(step, lambda: STATE) for step in (3, 6, 6, 9))
     assert Checkpoints(directory.path / FOLDER).names() == ("step-00000006", "step-00000009") and saver.saved == 9
     assert [(event["kind"], event["step"]) for event in events(directory)] == [
         ("checkpoint", step) for step in (3, 6, 9)
@@ -53,14 +53,14 @@ def test_saved_once_a_step_and_kept_as_many_as_asked(directory) -> None:
 def test_a_full_disk_is_told_counted_and_survived(directory, monkeypatch) -> None:
     told: list[str] = []
     saver = Saver(directory, CONFIG, warn=told.append)
-    assert saver.save(3, STATE)
+    assert saver.save(3, lambda: STATE)
 
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr("lecritique.runs.state_files.np.savez", full)
-        assert not saver.save(6, STATE) and not saver.save(9, STATE)
+        assert not saver.save(6, lambda: STATE) and not saver.save(9, lambda: STATE)
     assert [path.name for path in (directory.path / FOLDER).iterdir()] == ["step-00000003"]
     assert len(told) == 2 and "after step 6" in told[0] and "No space left" in told[0] and "of step 3" in told[0]
     failed = [event for event in events(directory) if event["kind"] == "checkpoint_failed"]
@@ -68,14 +68,14 @@ def test_a_full_disk_is_told_counted_and_survived(directory, monkeypatch) -> Non
     assert saver.stopped(9, 20) == (
         f"interrupted after step 9 of 20; 'lecritique train --resume {directory.path}' goes on from step 3."
     )
-    assert saver.save(12, STATE) and saver.saved == 12
+    assert saver.save(12, lambda: STATE) and saver.saved == 12
 
 
 def test_without_any_checkpoint_it_says_so(directory, monkeypatch, capsys) -> None:
     saver = Saver(directory, CONFIG)
     monkeypatch.setattr(RunDirectory, "append_event", lambda *_, **__: (_ for _ in ()).throw(OSError("full")))
     monkeypatch.setattr(Checkpoints, "save", lambda *_: (_ for _ in ()).throw(OSError("full")))
-    assert not saver.save(3, STATE)
+    assert not saver.save(3, lambda: STATE)
     assert capsys.readouterr().err.startswith("lecritique: warning: the checkpoint after step 3 could not be written")
     assert saver.stopped(3, 20) == "interrupted after step 3 of 20; no checkpoint could be saved."
     with pytest.raises(CheckpointError, match="none was saved"):
