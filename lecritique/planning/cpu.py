@@ -89,6 +89,18 @@ class CpuPlanner:
             raise ConfigurationError(
                 f"'runtime.dtype' = '{config.runtime.dtype}': a CPU is measured and planned in float32 only."
             )
+        runtime = config.runtime
+        for key, got, planned in (
+            ("runtime.type", runtime.type, "local"),
+            ("runtime.ranks", runtime.ranks, 1),
+            ("runtime.engine.type", runtime.engine.type, "embedded"),
+            ("runtime.layout", runtime.layout, "padded"),
+            ("runtime.recompute_activations", runtime.recompute_activations, False),
+            ("model.adapter.type", config.model.adapter.type, "none"),
+            ("critic.backbone.type", config.critic.backbone.type, "copy"),
+        ):
+            if got != planned:
+                raise ConfigurationError(f"'{key}' = {got!r}: a CPU is planned for with {planned!r} only.")
         if cluster.prompt_tokens >= longest_row(config):
             raise ConfigurationError(
                 f"'cluster.prompt_tokens' = {cluster.prompt_tokens} leaves nothing of "

@@ -126,6 +126,7 @@ class Sampler:
         if not self._active:
             return []
         if self._joined_is_old:
+            self._joined = None  # not two of them at a time
             self._joined, self._joined_is_old = joined_decoder(self.model.get_decoder()), False
         rows = list(self._active)
         self._draw_uniforms(rows)
@@ -146,7 +147,7 @@ class Sampler:
             kept = self._idle.pop(self._waiting[0].sequence_id, None)
             slot = kept.slot if kept else self._free_slot()
             if slot is None:
-                return
+                break
             request = self._waiting.popleft()
             self._active.append(_Row(request, slot, _shared_prefix(kept, request) if kept else 0))
         self._active.sort(key=lambda row: row.slot)

@@ -5,6 +5,7 @@ Started by `training_group.py`, whose folder holds the resolved configuration an
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ def main(folder: Path, rank: int) -> None:
         if critic is not None:
             trainers["critic"] = ValueTrainer(sharded_copy(critic, config, mesh), config.critic.optimizer, store, **how)
         del language, policy, critic  # the whole weights
+        gc.collect()  # recomputed layers refer to themselves
         try:
             Follower(trainers, ranks=ranks, mesh=mesh).follow()
         except RuntimeError as error:  # what a collective raises when a process is gone

@@ -9,6 +9,7 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,14 @@ def lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+def wait_for_the_end(pids: Iterable[int]) -> None:
+    """Wait until none of the processes is there; Ray kills without waiting."""
+    deadline = time.monotonic() + 60
+    while left := list(filter(lives, pids)):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
 
 
 class Killer(threading.Thread):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lecritique.core.errors import EXIT_CONFIGURATION, EXIT_INTERRUPTED, EXIT_OK
 from lecritique.runs.directory import read_status
-from tests.cluster.ray_runs import NEEDS_RAY, ON_RAY, SETTINGS, actors_of, lives, real, records
+from tests.cluster.ray_runs import NEEDS_RAY, ON_RAY, SETTINGS, actors_of, real, records, wait_for_the_end
 from tests.integration.command_line import finish, require_one_sentence, start
 from tests.integration.run_files import differences
 from tests.integration.short_runs import SMALL, small_config
@@ -25,13 +25,6 @@ def wait_for_steps(run: Path, count: int, process: subprocess.Popen[str]) -> Non
     while len(records(run / "metrics.jsonl")) < count:
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()
         time.sleep(0.02)
-
-
-def wait_for_the_end(pids: list[int]) -> None:
-    deadline = time.monotonic() + 60
-    while any(map(lives, pids)):
-        assert time.monotonic() < deadline, pids
-        time.sleep(0.1)
 
 
 def test_an_interrupted_run_is_saved_and_goes_on_to_the_same_bits(tmp_path: Path) -> None:

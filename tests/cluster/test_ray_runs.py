@@ -9,7 +9,17 @@ import pytest
 
 from benchmarks.kill_and_resume import asynchronous_faults
 from lecritique.core.errors import ConfigurationError
-from tests.cluster.ray_runs import NEEDS_RAY, ON_RAY, ROLES, SETTINGS, Killer, actors_of, lives, real, records
+from tests.cluster.ray_runs import (
+    NEEDS_RAY,
+    ON_RAY,
+    ROLES,
+    SETTINGS,
+    Killer,
+    actors_of,
+    real,
+    records,
+    wait_for_the_end,
+)
 from tests.integration.run_files import differences
 from tests.integration.short_runs import small_config
 from tests.unit.actors.thread_cluster import run_locally, run_on_actors
@@ -26,7 +36,8 @@ def test_ray_equals_one_process_to_the_last_bit(ray: Any, tmp_path: Path, arm: s
     assert real(differences(local, remote)) == []
     # Actors end with the run, what they printed stays, what they handed over does not.
     roles = ROLES if arm != "mean" else ("engine 0", "policy trainer")
-    assert sorted(actors_of(remote)) == sorted(roles) and not any(map(lives, actors_of(remote).values()))
+    assert sorted(actors_of(remote)) == sorted(roles)
+    wait_for_the_end(actors_of(remote).values())
     assert sorted(path.stem for path in (remote / "logs").iterdir()) == sorted(r.replace(" ", "-") for r in roles)
     assert not (remote / "exchange").exists()
 

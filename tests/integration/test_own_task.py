@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from lecritique.tasks.functions import named_function
 from lecritique.tasks.registry import load_environment
@@ -64,7 +65,8 @@ def test_a_function_that_is_none_is_one_sentence_that_names_the_key(name: str, s
 def test_what_each_reads_is_shown_below_and_beside_each_other(capfd, monkeypatch) -> None:
     shown = {}
     for columns in ("80", "140"):
-        monkeypatch.setenv("COLUMNS", columns)
+        narrow = Console(width=int(columns), highlight=False, markup=False, emoji=False)
+        monkeypatch.setattr("lecritique.cli.tasks.console", narrow)
         answer = call(capfd, monkeypatch, "tasks", "show", NAME, "rows=3", "--row", "1", "--context")
         assert answer.code == 0, answer.err
         shown[columns] = answer.out.split("context none", 1)[1]

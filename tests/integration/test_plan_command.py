@@ -6,7 +6,9 @@ import json
 import re
 
 import pytest
+from rich.console import Console
 
+from lecritique.cli import output
 from lecritique.planning.cpu import CpuConstants, PassCost
 from tests.integration.command_line import Answer, call, require_one_sentence
 
@@ -14,7 +16,7 @@ from tests.integration.command_line import Answer, call, require_one_sentence
 @pytest.fixture
 def plan(capfd, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "140")
+    monkeypatch.setattr(output, "console", Console(width=140, highlight=False, markup=False, emoji=False))
 
     def command(*arguments: str) -> Answer:
         answer = call(capfd, monkeypatch, "plan", *arguments)
@@ -100,7 +102,8 @@ def test_a_recipe_without_a_cluster_has_a_node_for_each_role(plan):
 
 @pytest.mark.parametrize("columns", [60, 80])
 def test_nothing_is_cut_on_a_narrow_terminal(plan, monkeypatch, columns):
-    monkeypatch.setenv("COLUMNS", str(columns))
+    # The console of the command has taken its width when it was first imported.
+    monkeypatch.setattr(output, "console", Console(width=columns, highlight=False, markup=False, emoji=False))
     answer = plan("reasoning-gym", "--steps", "25", "--group-sizes", "8")
     wide = plan("reasoning-gym", "--steps", "25", "--group-sizes", "8", "--json")
     assert answer.code == 0 and "…" not in answer.out

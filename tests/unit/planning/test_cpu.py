@@ -125,3 +125,13 @@ def test_what_cannot_be_planned_is_refused():
         planner(FREE, "mean", 'runtime.dtype="bfloat16"')
     with pytest.raises(ConfigurationError, match=r"'cluster\.prompt_tokens' = 10 leaves nothing"):
         planner(FREE, "mean", "sampling.max_total_tokens=10")
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["runtime.recompute_activations=true", "runtime.layout=packed", "model.adapter.type=lora", "runtime.type=ray"],
+)
+def test_what_has_no_constants_is_refused_by_name(override):
+    key = override.partition("=")[0]
+    with pytest.raises(ConfigurationError, match=f"'{key}' = .*a CPU is planned for with"):
+        planner(FREE, "pvf", override)
