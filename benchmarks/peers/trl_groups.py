@@ -13,22 +13,8 @@ from typing import Any
 import torch
 import workload
 from datasets import Dataset
-from meter import Meter
-from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
-
-STEPS = 100_000  # more than are ever asked for
-
-
-class Measured(TrainerCallback):
-    """Tells the meter of every step."""
-
-    def __init__(self) -> None:
-        self._meter = Meter(warmup_steps=5)
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        """A step is done."""
-        self._meter.step_done()
+from trl_steps import STEPS, Measured
 
 
 def rewards(completions: list[str], **_: Any) -> list[float]:
