@@ -43,8 +43,8 @@ from lecritique.models.value_model import ValueModel
 from lecritique.runtime.build import Parts, build, load_base
 from lecritique.runtime.synchronous import train_step
 
-CPU = torch.device("cpu")
-MAX_TOKENS = 16_384
+MAX_TOKENS, CPU_TOKENS = 16_384, 2_048  # what `runtime.micro_batch_tokens` is by default, and on CPUs
+LENGTHS = ("log-normal", "geometric", "uniform", "two kinds", "equal", "one longer")
 ARMS = ("mean", "leave_one_out", "value", "pvf", "tether", "evpo")
 
 
@@ -118,41 +118,38 @@ def scoring(folder: Path, repeats: int = 15) -> dict[str, float]:
 
 
 def layouts(folder: Path, repeats: int = 5) -> list[dict[str, float | str]]:
-    """Padding of ragged batches and what a policy update's passes take: one padded block, padded by length, packed."""
+    """Padding of batches and what a policy update's passes take: padded by length, and packed in passes for a CPU."""
     model = load_causal_lm(str(folder)).model
     packed = load_causal_lm(str(folder), packed=True).model
-    print(f"\n{'rows x mean length':>20}{'layout':>10}{'passes':>8}{'padding':>9}{'CPU s':>8}")
+    print(f"\n{'rows x mean length':>20}{'lengths':>12}{'layout':>10}{'passes':>8}{'padding':>9}{'CPU s':>8}")
     found: list[dict[str, float | str]] = []
-    for count, mean, spread in ((32, 38, 0.5), (128, 64, 0.5), (64, 256, 0.7)):
-        lengths = ragged(count, mean, spread)
+    sizes = [(32, 38, kind) for kind in LENGTHS] + [(128, 64, "log-normal"), (64, 256, "log-normal")]
+    for count, mean, kind in sizes:
+        lengths = drawn(kind, count, mean)
         rows = _rows(lengths, 6)
-        block = [list(range(count))]
         cuts = {
-            "block": (model, block, False),
-            "padded": (model, micro_batches(lengths, max_tokens=MAX_TOKENS), False),
-            "packed": (packed, micro_batches(lengths, max_tokens=MAX_TOKENS, packed=True), True),
+            "padded": (model, micro_batches(lengths, max_tokens=MAX_TOKENS)),
+            "packed": (packed, micro_batches(lengths, max_tokens=CPU_TOKENS, packed=True)),
         }
         seconds = _alternating(
-            [lambda cut=cut, rows=rows: _update(cut[0], rows, cut[1], cut[2]) for cut in cuts.values()], repeats
+            [lambda cut=cut, rows=rows: _update(cut[0], rows, cut[1]) for cut in cuts.values()], repeats
         )
-        for (name, (_, split, end_to_end)), took in zip(cuts.items(), seconds, strict=True):
-            read = sum(
-                sum(lengths[i] for i in batch) if end_to_end else len(batch) * max(lengths[i] for i in batch)
-                for batch in split
-            )
-            padding = 1 - sum(lengths) / read
-            print(f"{f'{count} x {mean}':>20}{name:>10}{len(split):8}{padding:9.1%}{took:8.3f}")
+        for (name, (_, split)), took in zip(cuts.items(), seconds, strict=True):
+            read = sum(len(batch) * max(lengths[i] for i in batch) for batch in split)
+            padding = 1 - sum(lengths) / read if name == "padded" else 0.0
+            print(f"{f'{count} x {mean}':>20}{kind:>12}{name:>10}{len(split):8}{padding:9.1%}{took:8.3f}")
             found.append(
-                {"rows": count, "mean": mean, "layout": name, "passes": len(split), "padding": padding, "seconds": took}
-            )
+                {
+                    "rows": count, "mean": mean, "lengths": kind, "layout": name,
+                    "passes": len(split), "padding": padding, "seconds": took,
+                }
+            )  # fmt: skip
     return found
 
 
-def _update(model: Any, rows: Sequence[TokenRow], split: list[list[int]], packed: bool) -> None:
+def _update(model: Any, rows: Sequence[TokenRow], split: list[list[int]]) -> None:
     model.zero_grad()
-    for micro in in_micro_batches(
-        rows, max_tokens=MAX_TOKENS, device=CPU, split=lambda lengths, **limits: split, packed=packed
-    ):
+    for micro in in_micro_batches(model, rows, max_tokens=MAX_TOKENS, split=lambda lengths, **limits: split):
         torch.autograd.backward(-action_logprobs(model, micro, temperature=1.0).sum())
 
 
@@ -200,11 +197,11 @@ def _peak_of_update(role: str, vocabulary: int) -> float:
     if role == "critic":
         del policy
     read = action_value_outputs if role == "critic" else (lambda *given: action_logprobs(*given, temperature=1.0))
-    (warm,) = in_micro_batches(rows[:1], max_tokens=MAX_TOKENS, device=CPU)
+    (warm,) = in_micro_batches(model, rows[:1], max_tokens=MAX_TOKENS)
     with torch.no_grad():
         read(model, warm)
     before = held_mib()
-    for micro in in_micro_batches(rows, max_tokens=MAX_TOKENS, device=CPU):
+    for micro in in_micro_batches(model, rows, max_tokens=MAX_TOKENS):
         torch.autograd.backward(read(model, micro).sum())
     return peak_mib() - before
 
@@ -221,10 +218,10 @@ def peak(_: Path, repeats: int = 3) -> dict[str, float]:
         model = load_causal_lm("smollm2").model
         if packed:
             read_packed(model)
-        lengths = ragged(16, 128, 0.4)
+        lengths = drawn("log-normal", 16, 128)
         split = micro_batches(lengths, max_tokens=2048, packed=packed)
         rows = _rows(lengths, 6)
-        (seconds,) = _alternating([lambda model=model: _update(model, rows, split, packed)], repeats)  # noqa: B023
+        (seconds,) = _alternating([lambda model=model: _update(model, rows, split)], repeats)  # noqa: B023
         # The table is a look-up on the way in and a product on the way out, for the wanted tokens alone.
         table = model.get_input_embeddings().weight.numel()
         inner = sum(weight.numel() for weight in model.parameters()) - table
@@ -237,10 +234,18 @@ def peak(_: Path, repeats: int = 3) -> dict[str, float]:
     return found
 
 
-def ragged(count: int, mean: int, spread: float) -> list[int]:
-    """Lengths with a long tail, as responses have."""
-    drawn = np.random.default_rng(0).lognormal(np.log(mean), spread, count)
-    return [int(length) for length in np.clip(drawn, 8, 2048)]
+def drawn(kind: str, count: int, mean: int) -> list[int]:
+    """Row lengths of one of the `LENGTHS`; their seed is none that a constant of the layouts was chosen with."""
+    rng = np.random.default_rng(11)
+    lengths = {
+        "log-normal": rng.lognormal(np.log(mean), 0.5, count),
+        "geometric": 6 + rng.geometric(1 / (mean - 6), count),
+        "uniform": rng.integers(7, 2 * mean - 6, count),
+        "two kinds": np.where(rng.random(count) < 0.5, 0.4, 1.6) * mean * rng.normal(1, 0.1, count),
+        "equal": np.full(count, mean),
+        "one longer": np.where(np.arange(count) == 0, 8 * mean, mean),
+    }[kind]
+    return [int(length) for length in np.clip(lengths, 8, 2048)]
 
 
 def _rows(lengths: Sequence[int], prompt: int) -> list[TokenRow]:

@@ -6,7 +6,7 @@ The constants come from micro-benchmarks (`lecritique/runtime/measuring.py`) on 
 are trained here; nothing is fitted to the runs. Counts are no prediction: each plan is given how long the prompts and
 the rollouts of its run were, and how many updates the critic of an asynchronous run made a step, which no step waits
 for. One thread; CPU seconds are what is compared, because a busy machine changes them less than the wall's. Exit code 1
-when a ratio is off by more than 30%.
+when a ratio is off by more than 30%. The simulation of asynchronous runs has `planner_asynchronous.py`.
 """
 
 from __future__ import annotations

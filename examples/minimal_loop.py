@@ -53,7 +53,7 @@ class Settings:
     decay: float = 0.95
     uses: int = 2
     dtype: torch.dtype = torch.float32
-    micro_tokens: int = 16384
+    micro_tokens: int = 2048
 
 
 @dataclass
@@ -154,7 +154,7 @@ def update(model, optimizer: torch.optim.Optimizer, rows: list[TokenRow], token_
     """One optimizer step, token mean over the whole batch whatever the micro-batches; returns the loss."""
     action_tokens, total = sum(int(row.mask.sum()) for row in rows), 0.0
     optimizer.zero_grad()
-    for micro in in_micro_batches(rows, max_tokens=s.micro_tokens, device=model.device):
+    for micro in in_micro_batches(model, rows, max_tokens=s.micro_tokens):
         loss_N = token_losses(micro)
         loss = token_mean(loss_N, torch.ones_like(loss_N, dtype=torch.bool), action_tokens=action_tokens)
         loss.backward()
@@ -189,7 +189,7 @@ def critic_update(critic: ValueModel, optimizer: torch.optim.Optimizer, batch: l
 def train(s: Settings, options: dict) -> Iterator[dict[str, float]]:
     """The loop; yields the figures of each step."""
     environment = load_environment("sudoku", options)
-    language = load_causal_lm("tiny", dtype=s.dtype)
+    language = load_causal_lm("tiny", dtype=s.dtype, packed=None)
     policy, renderer = language.model, ChatRenderer(language.tokenizer)
     critic = ValueModel.from_policy(policy, Bce(), seed=derive_seed(s.seed, "value_head"))
     sampler = Sampler(policy, max_rows=128, chunk_tokens=32, prefill_tokens=s.micro_tokens)

@@ -14,7 +14,7 @@ Strategy = Literal["pack", "spread", "strict_pack", "strict_spread"]
 
 
 class ActorLost(RoleFailure):
-    """An actor's process has ended, or can no longer be reached."""
+    """An actor's process has ended, hangs, or can no longer be reached."""
 
 
 class TrainerLost(ActorLost):
@@ -27,7 +27,7 @@ class Seat:
 
     Attributes:
         role: `engine`, `evaluator`, `policy trainer` or `value trainer`.
-        number: among the actors of the role.
+        number: among the actors of the role; of a trainer's it is the rank.
         cpus: it asks for.
         gpus: it asks for.
         concurrent_calls: that it works on at once.
@@ -41,8 +41,10 @@ class Seat:
 
     @property
     def name(self) -> str:
-        """In messages and events, such as `engine 0`; trainers have no number."""
-        return self.role if self.role.endswith("trainer") else f"{self.role} {self.number}"
+        """In messages and events, such as `engine 0`, `policy trainer` and, of rank 1, `policy trainer rank 1`."""
+        if not self.role.endswith("trainer"):
+            return f"{self.role} {self.number}"
+        return f"{self.role} rank {self.number}" if self.number else self.role
 
     @property
     def log_name(self) -> str:
@@ -89,8 +91,12 @@ class Actor(Protocol):
         """
         ...
 
+    def ping(self) -> Future[Any]:
+        """Answered at once while the process lives, whatever else it works on; raises nothing itself."""
+        ...
+
     def kill(self) -> None:
-        """End it at once; nothing happens where it has ended."""
+        """End it at once, also while it is stopped; nothing happens where it has ended."""
         ...
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lecritique.actors.cluster import Actor, ActorLost, Cluster, Seat
+from lecritique.actors.cluster import ActorLost, Cluster, Seat
+from lecritique.actors.liveness import Patience, Watch, WatchedActor
 from lecritique.core.errors import RoleFailure
 
 # Takes (kind, fields) of an event.
@@ -42,7 +43,7 @@ class Member:
         """What a replacement must be told before it is asked anything else."""
         self._casting = casting
         self._crew = crew
-        self._actor: Actor | None = None
+        self._actor: WatchedActor | None = None
         self._number = 0
         self._lock = threading.RLock()
 
@@ -56,11 +57,17 @@ class Member:
         """Of the host: how many were made in this seat."""
         return self._number
 
-    def call(self, method: str, *arguments: Any) -> Future[Any]:
-        """What the host's method returns or raises; ActorLost when the actor has ended."""
+    def call(self, method: str, *arguments: Any, limited: bool = True) -> Future[Any]:
+        """What the host's method returns or raises; ActorLost when the actor has ended or hangs.
+
+        Args:
+            method: of the host.
+            arguments: of the method.
+            limited: False for a call that may take as long as the actor lives.
+        """
         with self._lock:  # not in the middle of a replacement
             assert self._actor is not None, f"{self.name} was not started"
-            return self._actor.call("call", self._number, method, arguments)
+            return self._actor.call(self._number, method, arguments, limited=limited)
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """`call`, waiting for the answer."""
@@ -98,15 +105,20 @@ class Member:
                 except ActorLost as again:
                     incarnation, lost = self.incarnation, again
 
-    def begin(self, *, anew: bool) -> Future[Any]:
-        """Have a host made: by a new actor with `anew`, else by the one that sits here, if any."""
+    def begin(self, *, anew: bool, more: tuple[Any, ...] = ()) -> Future[Any]:
+        """Have a host made: by a new actor with `anew`, else by the one that sits here, if any.
+
+        Args:
+            anew: see above.
+            more: arguments of its maker beside those of the casting.
+        """
         if anew or self._actor is None:
             if self._actor is not None:
                 self._actor.kill()
             self._actor = self._crew.start(self.seat)
             self.incarnation += 1
         self._number += 1
-        return self._actor.call("make", self._number, self._casting.maker, self._casting.arguments)
+        return self._actor.make(self._number, self._casting.maker, (*self._casting.arguments, *more))
 
     def started(self, made: Future[Any]) -> None:
         """Wait for a host and say where it lives.
@@ -118,11 +130,19 @@ class Member:
         try:
             where = made.result(timeout=self._crew.start_seconds)
         except TimeoutError as error:
-            raise RoleFailure(
-                f"{self.name} did not start within {self._crew.start_seconds:g} seconds "
-                "('runtime.actors.start_seconds')."
-            ) from error
+            raise self.late() from error
         self._crew.tell("actor_started", role=self.name, pid=where.pid, machine=where.machine)
+
+    def late(self) -> RoleFailure:
+        """What is said where a host took too long to be made."""
+        return RoleFailure(
+            f"{self.name} did not start within {self._crew.start_seconds:g} seconds ('runtime.actors.start_seconds')."
+        )
+
+    def end(self) -> None:
+        """End the actor, and leave it in its seat: whoever asks it hears that it is lost."""
+        if self._actor is not None:
+            self._actor.kill()
 
     def dismiss(self) -> None:
         """End the actor."""
@@ -139,6 +159,7 @@ class Crew:
         cast: what sits where.
         logs: folder of what they print.
         start_seconds: how long one may take to load.
+        patience: with one that owes an answer.
         restarts: replacements in all.
         tell: takes events.
     """
@@ -150,6 +171,7 @@ class Crew:
         *,
         logs: Path,
         start_seconds: float,
+        patience: Patience,
         restarts: int,
         tell: Tell,
     ) -> None:
@@ -160,6 +182,8 @@ class Crew:
         self._restarts = restarts
         self._restarted = 0
         self._lock = threading.Lock()
+        self._patience = patience
+        self._watch = Watch(patience.look_seconds)
         self.members = [Member(seat, casting, self) for seat, casting in cast.items()]
 
     def of(self, role: str) -> Sequence[Member]:
@@ -182,10 +206,13 @@ class Crew:
             except ActorLost:
                 member.started(member.begin(anew=True))
 
-    def start(self, seat: Seat) -> Actor:
-        """A new actor."""
+    def start(self, seat: Seat) -> WatchedActor:
+        """A new actor, which is watched from now on."""
         self._logs.mkdir(parents=True, exist_ok=True)
-        return self._cluster.start(seat, log=self._logs / seat.log_name, environment=_environment(seat))
+        started = self._cluster.start(seat, log=self._logs / seat.log_name, environment=_environment(seat))
+        actor = WatchedActor(started, self._patience)
+        self._watch.add(actor)
+        return actor
 
     def spend_restart(self, member: Member, lost: ActorLost) -> None:
         """One replacement less; RoleFailure when none is left."""
@@ -201,6 +228,7 @@ class Crew:
 
     def close(self) -> None:
         """End every actor."""
+        self._watch.close()
         for member in self.members:
             member.dismiss()
 

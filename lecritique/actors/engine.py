@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -28,6 +28,7 @@ from lecritique.core.errors import EngineFailure
 from lecritique.core.ids import GroupId
 from lecritique.core.rollout import Completion, GenerateRequest
 from lecritique.core.weights import WeightManifest
+from lecritique.rollout.vllm_supervision import ReplicaLost
 
 # Groups whose replica is remembered; one that is older is placed anew.
 _REMEMBERED_GROUPS = 4096
@@ -82,10 +83,15 @@ class RemoteEngine:
         self._manifest: WeightManifest | None = None
         self._adopting = threading.Lock()
         self._closed = False
+        self._tell: Callable[[ReplicaLost], None] = lambda lost: None
         self.restarts = 0
-        """Replicas that were replaced so far."""
+        """Replicas that were replaced so far, and processes that they have replaced themselves."""
         for replica in self._replicas:
             replica.member.prepare = partial(self._tell_weights, replica.member)
+
+    def watch(self, tell: Callable[[ReplicaLost], None]) -> None:
+        """Have `tell` called with every process of a replica's own that fails from now on, by who drives the rounds."""
+        self._tell = tell
 
     def submit(self, request: GenerateRequest) -> Future[Completion]:
         """Queue a request."""
@@ -195,6 +201,9 @@ class RemoteEngine:
             self.restarts += 1
             self._ask_again(replica)
             return
+        for failed in report.losses:
+            self.restarts += failed.replacement is not None
+            self._tell(replace(failed, actor=replica.member.name))
         # What was told again has ended before: nobody waits for it any more.
         for completion in report.completions:
             self._complete(completion)

@@ -7,7 +7,6 @@ the actors and values come back. Several evaluators share the rows of a batch an
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any
@@ -149,11 +148,12 @@ class TrainersCritic:
         Raises:
             TrainerLost: its process has ended.
         """
-        answer: Future[Values] = self._trainer.call("values", rows, max_tokens)
         try:
-            return answer.result()
+            # Of `runtime.micro_batch_tokens` each, as all the trainer's forward passes are.
+            scored: Values = self._trainer.ask("values", rows)
         except ActorLost as lost:
             raise TrainerLost(f"the process of the {self._trainer.name} has ended ({lost}).") from lost
+        return scored
 
 
 def remote_values(model: Any, rows: Sequence[TokenRow], *, max_tokens: int) -> Values:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from pathlib import Path
@@ -21,6 +22,7 @@ from lecritique.models.scoring import TokenRow, values
 from lecritique.models.value_model import ValueModel
 from lecritique.models.weights import WeightStore
 from lecritique.rollout.engine import Engine
+from lecritique.rollout.vllm_supervision import ReplicaLost
 from lecritique.runs.state_files import read_tree, write_tree
 
 # How long a round waits for an engine that works by itself.
@@ -36,6 +38,11 @@ class EngineHost:
         self._first_versions: dict[str, int] = {}
         self._version = -1
         self._adopting, self._working = threading.Lock(), threading.Lock()
+        self._losses: deque[ReplicaLost] = deque()
+
+    def note_loss(self, lost: ReplicaLost) -> None:
+        """A process of the engine's own has failed; the next report says so. Called on any thread."""
+        self._losses.append(lost)
 
     def adopt(self, manifest: WeightManifest) -> None:
         """Open these weights now; they are served from the next round on. An older version than the newest is left."""
@@ -78,7 +85,8 @@ class EngineHost:
             if version is not None and self._first_versions.get(each) != version
         }
         self._first_versions |= new
-        return RoundReport(completions=tuple(completions), failures=failures, first_versions=new)
+        losses = tuple(self._losses.popleft() for _ in range(len(self._losses)))
+        return RoundReport(completions=tuple(completions), failures=failures, first_versions=new, losses=losses)
 
 
 class ScoringHost:
@@ -135,9 +143,10 @@ class TrainerHost:
         self._trainer.restore(read_tree(Path(folder)))
         return self._done(None)
 
-    def values(self, rows: Sequence[TokenRow], max_tokens: int) -> list[NDArray[np.float64]]:
-        """`scoring.values` of the critic that is being trained."""
-        return values(self._trainer.model, rows, max_tokens=max_tokens)
+    def values(self, rows: Sequence[TokenRow]) -> list[NDArray[np.float64]]:
+        """Of the critic that is being trained; see `ValueTrainer.values`."""
+        scored: list[NDArray[np.float64]] = self._trainer.values(rows)
+        return scored
 
     def _done(self, value: Any) -> Done:
         published = tuple(self._published)

@@ -11,6 +11,7 @@ from lecritique.core.rollout import Completion, GenerateRequest
 from lecritique.core.spending import Reading
 from lecritique.core.trajectory import Judged
 from lecritique.core.weights import WeightManifest
+from lecritique.rollout.vllm_supervision import ReplicaLost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +33,13 @@ class RoundReport:
         completions: of requests that ended.
         failures: sentences of what went wrong, by request.
         first_versions: the policy version that sampled the first token of requests that go on, where it is new.
+        losses: processes of the engine's own, such as replicas of vLLM, that failed since the round before.
     """
 
     completions: tuple[Completion, ...]
     failures: Mapping[str, str]
     first_versions: Mapping[str, int]
+    losses: tuple[ReplicaLost, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

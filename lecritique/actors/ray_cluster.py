@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private import services as _ray_services
 from ray._private import worker as _ray_driver
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
@@ -33,6 +34,8 @@ _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 # Calls that wait at an actor: every proxy has one or two under way, so more are a fault.
 _PENDING_CALLS = 8
 _LISTENER_SECONDS = 10.0
+# The threads of an actor that answer whether it lives.
+_LIVENESS = "liveness"
 
 
 class RayActor:
@@ -46,6 +49,17 @@ class RayActor:
         answered: Future[Any] = Future()
         reference = getattr(self._handle, method).remote(*arguments)
         reference.future().add_done_callback(lambda done: _settle(answered, done))
+        return answered
+
+    def ping(self) -> Future[Any]:
+        """On a thread of its own."""
+        asked: Future[Any] = Future()
+        try:
+            reference = self._handle.ping.options(concurrency_group=_LIVENESS).remote()
+        except RayError as error:
+            asked.set_exception(ActorLost(_reason(error)))
+            return asked
+        answered: Future[Any] = reference.future()
         return answered
 
     def kill(self) -> None:
@@ -82,7 +96,7 @@ class RayCluster:
         place = PlacementGroupSchedulingStrategy(
             placement_group=self._group, placement_group_bundle_index=self._bundles[seat.name]
         )
-        made = ray.remote(Stage).options(
+        made = ray.remote(concurrency_groups={_LIVENESS: 1})(Stage).options(
             num_cpus=seat.cpus,
             num_gpus=seat.gpus,
             scheduling_strategy=place,
@@ -124,9 +138,10 @@ def _connected(settings: ClusterSettings) -> Iterator[None]:
         if local:
             _start(settings, folder)
         else:
-            _require_listener(settings.address)
+            address = _found(settings.address)
+            _require_listener(address)
             with _own_signals():
-                ray.init(address=settings.address, log_to_driver=False, logging_level="ERROR")
+                ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except Exception as error:  # Ray has no type of its own for this, and raises what it meets
         _remove(folder)
         hint = "" if local else "; `ray start --head` makes one, runtime.address=local starts one for the run alone"
@@ -141,11 +156,24 @@ def _connected(settings: ClusterSettings) -> Iterator[None]:
         _remove(folder)
 
 
+def _found(address: str) -> str:
+    """Where a cluster is said to be; `auto` by RAY_ADDRESS, by Ray's processes of this machine, or by its last start.
+
+    Raises:
+        ConnectionError: nothing is found.
+    """
+    return str(_ray_services.get_ray_address_from_environment(address, None)) if address == "auto" else address
+
+
 def _require_listener(address: str) -> None:
-    """Raise OSError when nobody listens there: Ray itself would try for minutes."""
+    """Raise ConnectionError when nobody listens there: Ray itself would try for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if colon and port.isdecimal():
+    if not colon or not port.isdecimal():
+        return
+    try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_LISTENER_SECONDS).close()
+    except OSError as error:
+        raise ConnectionError(f"nobody answers at {address}: {error}") from error
 
 
 def _start(settings: ClusterSettings, folder: Path | None) -> None:

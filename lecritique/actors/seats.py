@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from lecritique.actors.cluster import ClusterSettings, Seat
-from lecritique.config.actors import ActorGroup, ActorResources
+from lecritique.config.actors import ActorResources
 from lecritique.config.resolve import uses_critic
 from lecritique.config.schema import RunConfig
 from lecritique.core.errors import ConfigurationError
@@ -26,12 +26,18 @@ def require_runtime(config: RunConfig) -> None:
 def seats_of(config: RunConfig) -> tuple[Seat, ...]:
     """The seats of a resolved configuration, trainers first: they are the largest."""
     actors = config.runtime.actors
-    seats = [_seat(POLICY, actors.policy)]
+    seats = _seats(POLICY, actors.policy, actors.policy.ranks)
     if uses_critic(config):
-        seats.append(_seat(CRITIC, actors.critic))
+        seats += _seats(CRITIC, actors.critic, actors.critic.ranks)
         if not colocates(config):
-            seats += _seats(EVALUATOR, actors.evaluators)
-    return (*seats, *_seats(ENGINE, actors.engines))
+            seats += _seats(EVALUATOR, actors.evaluators, actors.evaluators.replicas)
+    return (*seats, *_seats(ENGINE, actors.engines, actors.engines.replicas))
+
+
+def ranks_of(config: RunConfig, role: str) -> int:
+    """Processes that train a trainer's model together."""
+    actors = config.runtime.actors
+    return {POLICY: actors.policy, CRITIC: actors.critic}[role].ranks
 
 
 def colocates(config: RunConfig) -> bool:
@@ -56,10 +62,7 @@ def described(config: RunConfig) -> Iterator[str]:
     settings = cluster_settings(config)
     counts = Counter(seat.role for seat in settings.seats)
     first = {seat.role: seat for seat in reversed(settings.seats)}
-    parts = [
-        f"{count} {role}s, each of {_asks(first[role])}" if count > 1 else f"1 {role} of {_asks(first[role])}"
-        for role, count in counts.items()
-    ]
+    parts = [f"{_how_many(count, role)} {_asks(first[role])}" for role, count in counts.items()]
     where = {"local": "a cluster that the run starts on this machine", "auto": "the cluster that is found"}
     yield f"Placement: Ray on {where.get(settings.address, settings.address)}, strategy {settings.strategy}."
     yield f"Actors: {'; '.join(parts)}. Together {settings.cpus:g} CPUs and {settings.gpus:g} GPUs."
@@ -70,12 +73,17 @@ def described(config: RunConfig) -> Iterator[str]:
     )
 
 
-def _seats(role: str, group: ActorGroup) -> list[Seat]:
-    return [_seat(role, group, number) for number in range(group.replicas)]
+def _seats(role: str, asks: ActorResources, count: int) -> list[Seat]:
+    return [
+        Seat(role=role, number=number, cpus=asks.cpus, gpus=asks.gpus, concurrent_calls=_AT_ONCE[role])
+        for number in range(count)
+    ]
 
 
-def _seat(role: str, asks: ActorResources, number: int = 0) -> Seat:
-    return Seat(role=role, number=number, cpus=asks.cpus, gpus=asks.gpus, concurrent_calls=_AT_ONCE[role])
+def _how_many(count: int, role: str) -> str:
+    if count == 1:
+        return f"1 {role} of"
+    return f"1 {role} in shards on {count} ranks, each of" if role in (POLICY, CRITIC) else f"{count} {role}s, each of"
 
 
 def _asks(seat: Seat) -> str:

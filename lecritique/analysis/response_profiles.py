@@ -246,7 +246,7 @@ def divergences_from_teacher(
     """
     head = model.get_output_embeddings().weight
     found: list[Floats] = [np.zeros(0)] * len(rows)
-    for read, other in in_paired_micro_batches(rows, told, max_tokens=max_tokens, device=head.device):
+    for read, other in in_paired_micro_batches(model, rows, told, max_tokens=max_tokens):
         kl_N = opsd_divergence(
             action_states(model, read),
             head,
@@ -255,7 +255,7 @@ def divergences_from_teacher(
             kind="reverse_kl",
             temperature=temperature,
         )
-        flat, lengths = kl_N.double().cpu().numpy(), read.mask_BL.sum(dim=1).tolist()
-        for index, column in zip(read.indices, np.split(flat, np.cumsum(lengths)[:-1]), strict=True):
+        flat = kl_N.double().cpu().numpy()
+        for index, column in zip(read.indices, np.split(flat, np.cumsum(read.counts)[:-1]), strict=True):
             found[index] = column
     return found

@@ -73,9 +73,7 @@ class ScoreGradients:
         return np.array([float(self._gradient(logprobs_N, unit[i]).double().square().sum()) for i in actions])
 
     def _logprobs(self, trajectory: Trajectory) -> torch.Tensor:
-        (batch,) = in_micro_batches(
-            [token_row(trajectory)], max_tokens=len(trajectory), device=self._parameters[0].device
-        )
+        (batch,) = in_micro_batches(self._model, [token_row(trajectory)], max_tokens=len(trajectory))
         return action_logprobs(self._model, batch, temperature=self._temperature)
 
     def _gradient(self, logprobs_N: torch.Tensor, weights_N: NDArray[np.float64]) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from lecritique.actors.seats import described
@@ -12,10 +12,12 @@ from lecritique.config.cluster import Cluster
 from lecritique.config.load import Recipe
 from lecritique.config.resolve import teacher_content, uses_critic, uses_teacher
 from lecritique.config.schema import RunConfig, TrainThenScore
+from lecritique.config.unread import unread
 
 if TYPE_CHECKING:
-    from lecritique.planning.placement import Placement
+    from lecritique.planning.placement import GpuMemory, Placement
     from lecritique.planning.shapes import ModelShape
+    from lecritique.planning.weights import ModelWeights
     from lecritique.runtime.build import Base
 
 
@@ -55,7 +57,7 @@ def print_plan(config: RunConfig, shape: ModelShape, cluster: Cluster | None) ->
         console.print(line, soft_wrap=True)
     if cluster is not None:
         console.print(
-            "Memory: first of roles that are whole on one device each, where the embedded engine decodes "
+            "Memory: first of an engine, an evaluator and all trainer processes, where the embedded engine decodes "
             f"'runtime.decode_rows' = {config.runtime.decode_rows} rows at once; then of a GPU of its cluster.",
             soft_wrap=True,
         )
@@ -161,12 +163,14 @@ def _critic_arithmetic(config: RunConfig, minibatch: int) -> Iterator[str]:
 
 def memory(config: RunConfig, shape: ModelShape) -> Iterator[str]:
     """Bytes of each role over all its devices."""
-    from lecritique.planning.memory import MASTER, activation_bytes, role_memory, stored_weights, trained_parameters
+    from lecritique.planning.memory import models_weights, role_memory, stored_weights
 
     yield f"Model: {shape.parameters:,} parameters, from {shape.source}."
-    for role, count in trained_parameters(config, shape).items():
-        if count < shape.backbone_parameters:
-            yield f"Adapter: of the {role}, {count:,} parameters train and {shape.backbone_parameters:,} are frozen."
+    models = models_weights(config, shape)
+    for role, model in models.items():
+        if model.adapter:
+            frozen = f"{model.frozen:,} are frozen" if model.frozen else "the policy's are frozen under them"
+            yield f"Adapter: of the {role}, {model.trained:,} parameters train and {frozen}."
     if shape.partial_layers:
         yield (
             f"Model: it has layers of {', '.join(shape.partial_layers)}, which this version refuses to run; here are "
@@ -179,27 +183,64 @@ def memory(config: RunConfig, shape: ModelShape) -> Iterator[str]:
     stored = stored_weights(config, shape)
     everything = sum(role.total for role in roles) + stored
     yield f"Memory: weight store {size_text(stored)}; all roles {size_text(everything)}"
-    if config.runtime.dtype == "bfloat16":
-        yield (
-            f"Memory: float32 master weights, gradients and moments would be {MASTER} bytes a parameter instead of 8: "
-            f"{size_text(shape.parameters * MASTER)} a trainer."
-        )
-        if not config.runtime.recompute_activations:
-            kept = activation_bytes(config, shape, checkpointing=True)
-            yield f"Memory: with 'runtime.recompute_activations' = true a micro-batch would keep {size_text(kept)}."
+    yield from _precision(config, shape, models)
+
+
+def _precision(config: RunConfig, shape: ModelShape, models: Mapping[str, ModelWeights]) -> Iterator[str]:
+    """What bfloat16 saves and costs a trainer, and what would save more."""
+    from lecritique.planning.memory import activation_bytes
+
+    if config.runtime.dtype != "bfloat16":
+        return
+    for role, model in models.items():
+        if model.trains_narrow:
+            yield (
+                f"Memory: the {role} trains bfloat16 weights, gradients and moments, 8 bytes a parameter; several "
+                f"processes hold them in float32 shards, 16 bytes a parameter: {size_text(model.trained * 16)}."
+            )
+    if not config.runtime.recompute_activations:
+        kept = activation_bytes(config, shape, checkpointing=True)
+        yield f"Memory: with 'runtime.recompute_activations' = true a micro-batch would keep {size_text(kept)}."
 
 
 def placement(config: RunConfig, shape: ModelShape, cluster: Cluster | None) -> Iterator[str]:
     """Which role is where: on the recipe's cluster, or in one process."""
+    yield from unread(config)
     if config.runtime.type == "ray":
         yield from described(config)
     elif cluster is None:
-        yield f"Placement: one process on {config.runtime.device}, all roles beside each other."
+        yield f"Placement: {_in_one_place(config)}."
     if cluster is None:
         return
     from lecritique.planning.placement import placement_of
 
-    yield from placed_roles(config, shape, placement_of(config, cluster))
+    placed = placement_of(config, cluster)
+    yield from placed_roles(config, shape, placed)
+    yield from _apart(config, placed)
+
+
+def _in_one_place(config: RunConfig) -> str:
+    ranks, device = config.runtime.ranks, config.runtime.device
+    if ranks == 1:
+        return f"one process on {device}, all roles beside each other"
+    return f"{ranks} processes on {device} that train together, the first of them with all other roles"
+
+
+def _apart(config: RunConfig, placed: Placement) -> Iterator[str]:
+    """Where the GPUs that Ray is asked for are not those of the recipe's cluster, by which memory was counted."""
+    actors = config.runtime.actors
+    if config.runtime.type != "ray" or placed.shared:
+        return
+    asked = {"policy trainer": ("policy", actors.policy), "value trainer": ("critic", actors.critic)}
+    for role, planned in placed.gpus.items():
+        if role in asked:
+            name, trainer = asked[role]
+            found = trainer.ranks * trainer.gpus
+            if found != planned:
+                yield (
+                    f"Placement: the recipe's cluster has {planned} GPUs for the {role}; 'runtime.actors.{name}' asks "
+                    f"for {found:g} ('ranks' = {trainer.ranks}, 'gpus' = {trainer.gpus:g} each)."
+                )
 
 
 def placed_roles(config: RunConfig, shape: ModelShape, placed: Placement) -> Iterator[str]:
@@ -223,12 +264,18 @@ def placed_roles(config: RunConfig, shape: ModelShape, placed: Placement) -> Ite
             rows = -(-in_flight(config) // placed.of("inference"))
             parts.append(f"up to {size_text(held.cache)} of cache for {rows} rows of {longest_row(config):,} tokens")
         if held.activations:
-            how = "checkpointed activations" if held.checkpointing else "activations"
-            parts.append(f"{size_text(held.activations)} of {how}")
+            parts.append(f"{size_text(held.activations)} of {_activations_text(config, held)}")
         yield (
             f"One GPU: {held.role}, {', '.join(parts)}; {verdict} {placed.gpu.memory / 1e9:.0f} GB"
             f"{' (the engine queues what its cache cannot hold)' if held.total > placed.gpu.memory else ''}."
         )
+
+
+def _activations_text(config: RunConfig, held: GpuMemory) -> str:
+    if not held.checkpointing:
+        return "activations"
+    wanted = config.runtime.recompute_activations
+    return "recomputed activations" if wanted else "activations, with 'runtime.recompute_activations' = true"
 
 
 def _nodes_text(gpus: int, per_node: int) -> str:

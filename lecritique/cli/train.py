@@ -14,6 +14,7 @@ from lecritique.actors.seats import cluster_settings, require_runtime
 from lecritique.cli.output import console, number
 from lecritique.config.load import compose, load_recipe
 from lecritique.config.presets import PRESETS
+from lecritique.config.unread import unread
 from lecritique.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def _prepare(base: Base) -> None:
     from lecritique.runtime.threads import choose_threads
 
     note = choose_threads(base.language.model.num_parameters())
-    for line in (base.data.counts.note, note):
+    for line in (base.data.counts.note, note, *unread(base.config)):
         if line:
             console.print(line, soft_wrap=True)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from lecritique.config.actors import ActorResources, TrainerResources
 from lecritique.config.adapters import NoAdapter, SharedBackbone
 from lecritique.config.engines import VLLM_TEMPERATURES, Vllm
 from lecritique.config.estimators import USES_CRITIC, USES_GROUP, AdaptiveLambda, Discounting, GaeLambda, LengthLambda
@@ -25,6 +26,8 @@ class Facts:
     device: str
     context_length: int
     reward_range: tuple[float, float]
+    takes_packed: bool = True
+    """Whether the model takes rows that lie end to end."""
 
 
 def uses_critic(config: RunConfig) -> bool:
@@ -66,7 +69,12 @@ def resolve(config: RunConfig, facts: Facts) -> RunConfig:
     capacity = replay.capacity or replay.max_uses * batch_size
     tree = config.model_dump()
     tree["preset"] = config.preset or "custom"
-    tree["runtime"]["device"] = config.runtime.device or _own_device(config) or facts.device
+    device = tree["runtime"]["device"] = config.runtime.device or _own_device(config) or facts.device
+    on_cpu = device.partition(":")[0] == "cpu"
+    # Measured on CPUs alone (docs/experiments/speed.md).
+    packed = on_cpu and facts.takes_packed
+    tree["runtime"]["layout"] = config.runtime.layout or ("packed" if packed else "padded")
+    tree["runtime"]["micro_batch_tokens"] = config.runtime.micro_batch_tokens or (2048 if on_cpu else 16384)
     limit = config.sampling.max_total_tokens
     tree["sampling"]["max_total_tokens"] = facts.context_length if limit is None else limit
     prompt_limit = config.data.max_prompt_tokens
@@ -122,6 +130,7 @@ def _problems(config: RunConfig, facts: Facts) -> Iterator[str]:
     yield from _dynamic_sampling_problems(config)
     yield from _evaluation_problems(config)
     yield from _engine_problems(config)
+    yield from _ranks_problems(config)
     yield from _actor_problems(config)
     if uses_critic(config):
         yield from _critic_problems(config, facts)
@@ -319,11 +328,6 @@ def _actor_problems(config: RunConfig) -> Iterator[str]:
     runtime = config.runtime
     if runtime.type == "local":
         return
-    if runtime.ranks > 1:
-        yield (
-            f"'runtime.type' = '{runtime.type}' gives each trainer one process, got 'runtime.ranks' = {runtime.ranks}; "
-            "use 'runtime.type' = 'local', or 1."
-        )
     if runtime.loop == "synchronous" and runtime.placement == "colocated":
         yield (
             f"'runtime.placement' = 'colocated' with 'runtime.type' = '{runtime.type}' needs 'runtime.loop' = "
@@ -344,16 +348,23 @@ def _actor_device_problems(config: RunConfig) -> Iterator[str]:
     runtime, actors = config.runtime, config.runtime.actors
     if (runtime.device or "cpu").split(":")[0] == "cpu":
         return
-    seats = {"engines": actors.engines, "policy": actors.policy}
+    seats: dict[str, ActorResources] = {"engines": actors.engines, "policy": actors.policy}
     if uses_critic(config):
         seats["critic"] = actors.critic
         if runtime.placement == "dedicated":
             seats["evaluators"] = actors.evaluators
     for name, asked in seats.items():
+        ranks = asked.ranks if isinstance(asked, TrainerResources) else 1
         if not asked.gpus:
             yield (
                 f"'runtime.device' = '{runtime.device}' is where every actor computes, and "
                 f"'runtime.actors.{name}.gpus' = 0 gives this one none; give it one, or a fraction."
+            )
+        elif ranks > 1 and asked.gpus < 1:
+            yield (
+                f"'runtime.actors.{name}.ranks' = {ranks} processes need a GPU each, and "
+                f"'runtime.actors.{name}.gpus' = {asked.gpus:g} lets them share one; give each of them 1, or use one "
+                "rank."
             )
 
 
@@ -376,10 +387,19 @@ def _transfer_problems(engine: Vllm, device: str) -> Iterator[str]:
 
 
 def _ranks_problems(config: RunConfig) -> Iterator[str]:
-    if config.runtime.ranks > 1 and config.runtime.loop == "asynchronous":
+    """Several processes that train in one process group: on Ray each trainer has a group of its own."""
+    runtime = config.runtime
+    by_actors = "'runtime.actors.policy.ranks' and 'runtime.actors.critic.ranks'"
+    if runtime.ranks > 1 and runtime.type == "ray":
         yield (
-            f"'runtime.ranks' = {config.runtime.ranks} trains policy and critic one after the other, and 'runtime.loop'"
-            " = 'asynchronous' does both at the same time; use 'runtime.loop' = 'synchronous'."
+            f"'runtime.type' = 'ray' gives each trainer processes of its own, got 'runtime.ranks' = {runtime.ranks}; "
+            f"use {by_actors}."
+        )
+    elif runtime.ranks > 1 and runtime.loop == "asynchronous":
+        yield (
+            f"'runtime.ranks' = {runtime.ranks} trains policy and critic one after the other, and 'runtime.loop'"
+            " = 'asynchronous' does both at the same time; use 'runtime.loop' = 'synchronous', or 'runtime.type' = "
+            f"'ray' with {by_actors}."
         )
 
 
@@ -446,7 +466,6 @@ def _critic_problems(config: RunConfig, facts: Facts) -> Iterator[str]:
     if not batch <= refill <= capacity:
         yield (f"'critic.replay' needs batch_size <= refill_size <= capacity, got {batch}, {refill} and {capacity}.")
     yield from _schedule_problems(config)
-    yield from _ranks_problems(config)
     yield from _backbone_problems(config)
     yield from _sibling_problems(config, facts)
     yield from _shadow_problems(config)

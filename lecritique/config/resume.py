@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from lecritique.config.explain import configuration_error
 from lecritique.config.load import parse_override, with_override, with_section_defaults
 from lecritique.config.resolve import differences
-from lecritique.config.schema import RunConfig
+from lecritique.config.schema import RunConfig, RuntimeSection
 from lecritique.core.errors import ConfigurationError
 
 # Nothing that is trained depends on these.
@@ -55,6 +55,8 @@ Changes = dict[str, tuple[Any, Any]]
 def with_changes(own: RunConfig, overrides: Sequence[str]) -> RunConfig:
     """A run's own configuration with overrides, not yet resolved nor checked against `MAY_CHANGE`.
 
+    The device is left open where the models move and the overrides do not name one: it follows from where they go.
+
     Raises:
         ConfigurationError: an unknown key or an unfit value.
     """
@@ -63,9 +65,20 @@ def with_changes(own: RunConfig, overrides: Sequence[str]) -> RunConfig:
         keys, value = parse_override(text)
         tree = with_override(tree, keys, value)
     try:
-        return RunConfig.model_validate(with_section_defaults(tree, RunConfig))
+        wanted = RunConfig.model_validate(with_section_defaults(tree, RunConfig))
     except ValidationError as error:
         raise configuration_error(error, RunConfig) from error
+    named = any(text.partition("=")[0].strip() == "runtime.device" for text in overrides)
+    if named or _places(own.runtime) == _places(wanted.runtime):
+        return wanted
+    return wanted.model_copy(update={"runtime": wanted.runtime.model_copy(update={"device": None})})
+
+
+def _places(runtime: RuntimeSection) -> tuple[Any, ...]:
+    """What a device follows from where none is named: this machine, or the GPUs that actors ask for."""
+    actors = runtime.actors
+    asked = (actors.engines, actors.evaluators, actors.policy, actors.critic) if runtime.type == "ray" else ()
+    return (runtime.type, *(each.gpus for each in asked))
 
 
 def allowed_changes(own: RunConfig, wanted: RunConfig, *, overrides: Sequence[str] = ()) -> Changes:

@@ -283,14 +283,17 @@ class RuntimeSection(Config):
     """Tokens that may wait for the evaluator; by default those of all rollouts that may be in flight."""
     ranks: int = Field(1, ge=1)
     """Processes that train together, each with a shard of policy and critic (torch FSDP2); on GPUs one for each. The
-    first of them does all else. With the synchronous loop only."""
+    first of them does all else. With `runtime.type` = `local` and the synchronous loop only; on Ray each trainer has a
+    number of its own, `runtime.actors.policy.ranks` and `runtime.actors.critic.ranks`."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """Precision of weights and arithmetic; float64 is for equality tests."""
-    micro_batch_tokens: int = Field(16384, ge=1)
-    """Tokens of one forward pass in training and scoring, padding included."""
-    layout: Literal["padded", "packed"] = "padded"
+    micro_batch_tokens: int | None = Field(None, ge=1)
+    """Tokens of one forward pass in training and scoring, padding included; by default 16,384, and 2,048 on CPUs, whose
+    caches longer passes do not fit into."""
+    layout: Literal["padded", "packed"] | None = None
     """How the rows of a forward pass lie: side by side, those of similar length together, or end to end without
-    padding; on GPUs in half precision packed rows are attended to by torch's kernel for them (not run yet)."""
+    padding. By default packed on CPUs with models that can, else padded; on GPUs in half precision packed rows are
+    attended to by torch's kernel for them (not run yet)."""
     recompute_activations: bool = False
     """Keep only what goes into each layer, and compute the rest again for the gradient: less memory, a third more
     arithmetic in training, the same numbers."""

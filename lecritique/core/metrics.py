@@ -195,7 +195,9 @@ CATALOG: Mapping[str, MetricSpec] = {
     "rho_fit": MetricSpec("critic", "", "latest unclipped Tether fit; by position: mean over the buckets that fitted"),
     "rho_skipped": MetricSpec("critic", "count", "Tether fits skipped so far; by position: of all buckets"),
     "evpo_uses_critic": MetricSpec("critic", "0 or 1", "whether EVPO used the critic for the batch"),
-    "engine_restarts": MetricSpec("runtime", "count", "engine replicas started in place of failed ones so far"),
+    "engine_restarts": MetricSpec(
+        "runtime", "count", "engine replicas started in place of failed ones in the run so far"
+    ),
     "staleness_mean": MetricSpec("runtime", "versions", "mean age of the batch's groups, from their oldest token"),
     "groups_stale": MetricSpec("runtime", "count", "groups that became too old since the step before"),
     "groups_open": MetricSpec("runtime", "count", "groups asked for that have no outcome yet"),

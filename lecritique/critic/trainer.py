@@ -18,7 +18,6 @@ from lecritique.core.trajectory import ValueBatch
 from lecritique.core.weights import WeightManifest
 from lecritique.models.adapters import frozen_digest, own_weights
 from lecritique.models.optimizer import Optimizer
-from lecritique.models.packed_attention import reads_packed
 from lecritique.models.ranks import Alone, Ranks
 from lecritique.models.restoring import require_same_base, restore_weights
 from lecritique.models.scoring import TokenRow, action_value_outputs, in_micro_batches, token_row
@@ -115,8 +114,8 @@ class ValueTrainer:
         old_values = old_values_of(batch) if isinstance(self.model.loss, ClippedMse) else None
         total, clipped = 0.0, Mean()
         self._optimizer.zero_grad()
-        how: dict[str, Any] = {"split": self._ranks.micro_batches, "packed": reads_packed(self.model)}
-        for micro in in_micro_batches(rows, max_tokens=self._max_tokens, device=self.model.device, **how):
+        split = self._ranks.micro_batches
+        for micro in in_micro_batches(self.model, rows, max_tokens=self._max_tokens, split=split):
             outputs_NA = self._ranks.run(self.model, action_value_outputs, micro)
             targets_N = micro.gathered(targets, outputs_NA.dtype)
             old_N = None if old_values is None else micro.gathered(old_values, outputs_NA.dtype)

@@ -59,15 +59,14 @@ def place_of(environment: Mapping[str, str] = os.environ) -> Place:
     return Place(rank=rank, ranks=ranks, local_rank=local_rank)
 
 
-@contextmanager
-def process_group(place: Place, device: torch.device, *, meeting: Path | None = None) -> Iterator[None]:
-    """The group of all processes, for as long as it is needed.
+def join(place: Place, device: torch.device, *, meeting: Path | None = None) -> None:
+    """Become one of a group of processes, until `torch.distributed.destroy_process_group` or the end of this one.
 
     Args:
         place: of this process.
         device: what it computes on.
-        meeting: a file that does not exist yet, where processes of one machine find each other; by default they meet
-            where torchrun's variables say.
+        meeting: a file that does not exist yet, where the processes find each other; by default they meet where
+            torchrun's variables say.
 
     Raises:
         ConfigurationError: the group does not come together, or torch lacks what it needs.
@@ -86,6 +85,12 @@ def process_group(place: Place, device: torch.device, *, meeting: Path | None = 
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0][:300]
         raise ConfigurationError(f"the {place.ranks} processes cannot be joined with {backend}: {reason}") from error
+
+
+@contextmanager
+def process_group(place: Place, device: torch.device, *, meeting: Path | None = None) -> Iterator[None]:
+    """`join` for as long as the context lasts."""
+    join(place, device, meeting=meeting)
     try:
         yield
     finally:

@@ -19,16 +19,18 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch.distributed.device_mesh import DeviceMesh
 
-from lecritique.core.errors import LecritiqueError, RoleFailure
+from lecritique.core.errors import CheckpointError, LecritiqueError, RoleFailure
 from lecritique.core.trajectory import PolicyBatch, ValueBatch
 from lecritique.core.weights import WeightManifest
 from lecritique.critic.trainer import ValueTrainer
 from lecritique.distributed.checkpoints import ShardedCheckpoints, load_sharded
+from lecritique.distributed.gathering import gathered
 from lecritique.distributed.together import Together
 from lecritique.models.adapters import own_weights
-from lecritique.models.ranks import whole
+from lecritique.models.ranks import Ranks
 from lecritique.models.scoring import TokenRow
 from lecritique.policy.trainer import PolicyTrainer
+from lecritique.runs.state_files import read_tree
 
 
 class Leader:
@@ -178,8 +180,13 @@ class Follower:
             self._trainers["critic"].restore(learner["values"]["trainer"])
 
     def _gather(self, role: str) -> None:
-        for tensor in own_weights(self._trainers[role].model).values():
-            whole(tensor)
+        gathered(own_weights(self._trainers[role].model), keep=False)
+
+    def _gather_state(self, role: str) -> None:
+        gathered(self._trainers[role].state(), keep=False)
+
+    def _restore(self, role: str, folder: Path) -> None:
+        restore_on_all(self._trainers[role], folder, self._ranks)
 
     def _state(self) -> dict[str, Any]:
         """What of rank 0's tree has shards, under the same names."""
@@ -188,6 +195,27 @@ class Follower:
             "policy": self._trainers["policy"].state(),
             "values": None if critic is None else {"trainer": critic.state()},
         }
+
+
+def restore_on_all(trainer: Any, folder: Path, ranks: Ranks) -> None:
+    """Have this rank's trainer take over the state in a folder, as all others do at the same time.
+
+    Raises:
+        CheckpointError: one of them cannot read it, or it is of another model.
+    """
+    problem: Exception | None = None
+    try:
+        trainer.restore(read_tree(folder))
+    except (LecritiqueError, OSError) as error:
+        problem = error
+    (failed,) = ranks.sums([float(problem is not None)])
+    if problem is not None:
+        raise problem
+    if failed:
+        raise CheckpointError(
+            f"{failed:g} other ranks could not take over the state in '{folder}', and this one could: all machines "
+            "of a cluster must see the run's directory."
+        )
 
 
 def _tell(call: tuple[str, str, tuple[Any, ...], dict[str, Any]] | None) -> None:

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch.distributed.fsdp import FSDPModule
 
 from lecritique.distributed.sharding import APPLIED
-from lecritique.models.packed_attention import reads_packed
 from lecritique.models.packing import micro_batches
 from lecritique.models.ranks import Answer, Given
 from lecritique.models.scoring import MicroBatch, TokenRow, action_logprobs, action_value_outputs, in_micro_batches
@@ -65,8 +64,7 @@ class Together:
         counts = [int(row.mask.sum()) for row in rows]
         ends = np.cumsum(counts)
         flat = torch.zeros(int(ends[-1]) if counts else 0, dtype=torch.float64)
-        how: dict[str, Any] = {"split": self.micro_batches, "packed": reads_packed(model)}
-        for batch in in_micro_batches(rows, max_tokens=max_tokens, device=self.device, **how):
+        for batch in in_micro_batches(model, rows, max_tokens=max_tokens, split=self.micro_batches):
             read_N = self.run(model, function, batch).double().cpu()
             pieces = torch.split(read_N, [counts[index] for index in batch.indices])
             for index, piece in zip(batch.indices, pieces, strict=True):

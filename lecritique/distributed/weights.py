@@ -19,12 +19,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch.distributed.tensor import DTensor
 
 from lecritique.core.errors import CheckpointError
 from lecritique.core.weights import WeightManifest
+from lecritique.distributed.gathering import gathered, memory_of
 from lecritique.distributed.together import Together
-from lecritique.models.ranks import whole
 from lecritique.models.weights import State, WeightStore, state_digest
 from lecritique.runs.checkpoints import sync_to_disk
 
@@ -153,16 +152,11 @@ class GatheredStore:
         Raises:
             OSError: rank 0 cannot write it.
         """
-        gathered: dict[str, torch.Tensor] = {}
-        tied: dict[tuple[Any, ...], torch.Tensor] = {}
-        for name, tensor in state.items():
-            full = whole(tensor.detach())  # on every process, also of tied weights: who holds what differs
-            if self._inner is not None:
-                gathered[name] = tied.setdefault(_memory(tensor), full.cpu())
+        found = gathered(state, keep=self._inner is not None)
         if self._inner is None:
             return _manifest_from(self._ranks.told(None))
         try:
-            manifest = self._inner.put(role, gathered)
+            manifest = self._inner.put(role, found)
         except OSError as error:
             self._ranks.told(json.dumps({"failed": str(error)}))
             raise
@@ -210,18 +204,10 @@ def _without_ties(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Te
     names: dict[str, str] = {}
     seen: dict[tuple[Any, ...], str] = {}
     for name, tensor in state.items():
-        names[name] = seen.setdefault(_memory(tensor), name)
+        names[name] = seen.setdefault(memory_of(tensor), name)
         if names[name] == name:
             stored[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     return stored, names
-
-
-def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """The same of tied weights and of no others."""
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    if not local.numel():
-        return (id(tensor),)
-    return (local.data_ptr(), local.dtype, tuple(tensor.shape), local.stride())
 
 
 def _replace(path: Path, text: str) -> None:

@@ -24,7 +24,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from lecritique.core.errors import CheckpointError, ConfigurationError
-from lecritique.models.packed_attention import read_packed
+from lecritique.models.packed_attention import packed_if_possible, read_packed
 from lecritique.models.value_model import ValueModel, load_value_weights, saved_precision, saved_value_loss
 
 TINY = "tiny"
@@ -52,7 +52,7 @@ class LanguageModel:
 
 
 def load_causal_lm(
-    name: str, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu", packed: bool = False
+    name: str, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu", packed: bool | None = False
 ) -> LanguageModel:
     """Load a causal language model.
 
@@ -64,7 +64,7 @@ def load_causal_lm(
             Face hub.
         dtype: of the weights.
         device: where they go.
-        packed: let it take rows that lie end to end (`packed_attention.py`).
+        packed: let it take rows that lie end to end (`packed_attention.py`); None: on a CPU, where it can.
 
     Raises:
         ConfigurationError: when there is no such model or device, it is incomplete, it trains with dropout, some
@@ -94,8 +94,11 @@ def load_causal_lm(
     _require_vocabulary(name, model, tokenizer)
     # A dequantised GGUF model is float32 whatever was asked for.
     model = model.to(device=device, dtype=dtype).eval()
-    if packed:
-        read_packed(model)
+    with _quiet_transformers(gguf=False):
+        if packed:
+            read_packed(model)
+        elif packed is None and model.device.type == "cpu":
+            packed_if_possible(model)
     text_config = model.config.get_text_config()
     return LanguageModel(
         model=model, tokenizer=tokenizer, name=name, context_length=int(text_config.max_position_embeddings)

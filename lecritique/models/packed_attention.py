@@ -10,7 +10,7 @@ Shape letters: N packed tokens, S segments, W width of a bucket, h heads, d widt
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,10 +25,24 @@ from lecritique.models.packing import buckets
 PACKED = "lecritique_packed"
 
 
+# Keys and values [N, h, d] by attention layer.
+Kept = dict[torch.nn.Module, tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Before:
+    """Of each segment of a bucket the tokens that it follows, as places among kept keys."""
+
+    kept: Kept
+    tokens_BP: torch.Tensor
+    there_BP: torch.Tensor
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Bucket:
     """Segments of similar length; token n of them stands at `places`[n] of their padded block [rows, width]."""
 
+    segments: tuple[int, ...]
     tokens: torch.Tensor
     places: torch.Tensor
     rows: int
@@ -45,6 +59,10 @@ class Segments:
     bounds: torch.Tensor
     """First token of each segment, and N, [S + 1]."""
     buckets: tuple[Bucket, ...]
+    kept: Kept | None = None
+    """Where each attention layer's keys and values are put, for segments that follow these."""
+    behind: tuple[Before, ...] | None = None
+    """What the segments of each bucket follow, where they follow anything."""
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device) -> Segments:
@@ -58,13 +76,39 @@ class Segments:
             buckets=tuple(_bucket(rows, lengths, bounds, device) for rows in buckets(lengths)),
         )
 
+    def following(self, prefixes: Segments, owners: Sequence[int]) -> Segments:
+        """The same segments, segment n behind prefix owners[n], which the same model has read.
+
+        Raises:
+            ValueError: prefixes whose keys are not kept.
+        """
+        if prefixes.kept is None:
+            raise ValueError("nothing can follow prefixes whose keys are not kept")
+        device, lengths = self.positions.device, np.asarray(prefixes.lengths)
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        moved = np.repeat(lengths[list(owners)], self.lengths)
+        before = []
+        for bucket in self.buckets:
+            of_rows = np.asarray(owners)[list(bucket.segments)]
+            index_P = np.arange(lengths[of_rows].max())
+            there_BP = index_P < lengths[of_rows, None]
+            tokens_BP = np.where(there_BP, starts[of_rows, None] + index_P, 0)
+            before.append(
+                Before(
+                    kept=prefixes.kept,
+                    tokens_BP=torch.from_numpy(tokens_BP).to(device),
+                    there_BP=torch.from_numpy(there_BP).to(device),
+                )
+            )
+        return replace(self, positions=self.positions + torch.from_numpy(moved).to(device), behind=tuple(before))
+
     def inputs(self) -> dict[str, Any]:
         """What a model that was switched to `PACKED` is given beside the ids."""
         return {
             "position_ids": self.positions,
             "segments": self,
             # Nobody reads it; without one transformers would make a mask of [N, N].
-            "attention_mask": self.positions.new_zeros((1, 1, 1, 1)),
+            "attention_mask": torch.ones((1, 1, 1, 1), dtype=torch.bool, device=self.positions.device),
         }
 
 
@@ -73,6 +117,7 @@ def _bucket(rows: Sequence[int], lengths: Sequence[int], bounds: np.ndarray, dev
     tokens = np.concatenate([np.arange(bounds[row], bounds[row + 1]) for row in rows])
     places = np.concatenate([place * width + np.arange(lengths[row]) for place, row in enumerate(rows)])
     return Bucket(
+        segments=tuple(rows),
         tokens=torch.from_numpy(tokens).to(device),
         places=torch.from_numpy(places).to(device),
         rows=len(rows),
@@ -84,14 +129,40 @@ def read_packed(model: Any) -> None:
     """Let a causal language model, and copies made of it from now on, take packed rows.
 
     Raises:
-        ConfigurationError: its attention cannot be replaced.
+        ConfigurationError: its attention cannot be replaced; the model is left as it was.
     """
-    model.set_attn_implementation(PACKED)
-    if not reads_packed(model):
+    if not packed_if_possible(model):
         raise ConfigurationError(
             f"'runtime.layout' = 'packed' needs a model whose attention transformers can replace, and "
             f"{type(model).__name__} is none; set it to 'padded'"
         )
+
+
+def packed_if_possible(model: Any) -> bool:
+    """`read_packed` where the model's attention can be replaced, and whether it could; otherwise nothing changes."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation(PACKED)
+    if not reads_packed(model):
+        return False
+    if _hands_on_segments(model):
+        return True
+    model.set_attn_implementation(before)
+    return False
+
+
+@torch.no_grad()
+def _hands_on_segments(model: Any) -> bool:
+    """Whether a row behind another one is read as it is alone: some models drop what they do not know on the way."""
+    ids = torch.arange(1, 9, device=model.device)[None] % int(model.config.get_text_config().vocab_size)
+    decoder = model.get_decoder()
+    try:
+        packed = decoder(input_ids=ids, use_cache=False, **Segments.of([3, 5], model.device).inputs())
+    except TypeError:  # an argument that it does not take
+        return False
+    alone = decoder(input_ids=ids[:, 3:], use_cache=False).last_hidden_state
+    one_row = decoder(input_ids=ids, use_cache=False).last_hidden_state[:, 3:]
+    # Whatever the precision, rounding is far less than what the tokens before it do to a row.
+    return bool((packed.last_hidden_state[:, 3:] - alone).norm() < 0.1 * (one_row - alone).norm())
 
 
 def reads_packed(model: Any) -> bool:
@@ -114,21 +185,40 @@ def packed_attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     scale = kwargs.get("scaling")
     columns = [each[0].transpose(0, 1) for each in (query, key, value)]
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+    if segments.kept is not None:
+        segments.kept[module] = columns[1], columns[2]
+    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and segments.behind is None:
         return _by_kernel(columns, segments, scale)[None], None
     attended = torch.zeros_like(columns[0])
-    for bucket in segments.buckets:
-        attended = attended.index_copy(0, bucket.tokens, _in_bucket(columns, bucket, scale))
+    for bucket, before in zip(segments.buckets, segments.behind or (None,) * len(segments.buckets), strict=True):
+        query, key, value = (_padded(column, bucket) for column in columns)
+        mask: torch.Tensor | None = None
+        if before is not None:
+            key, value, mask = _with_before(module, key, value, before)
+        found = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, mask, is_causal=mask is None, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+        )
+        attended = attended.index_copy(0, bucket.tokens, _unpadded(found, bucket))
     return attended[None], None
 
 
-def _in_bucket(columns: Sequence[torch.Tensor], bucket: Bucket, scale: float | None) -> torch.Tensor:
-    """Attention of a bucket's tokens [n, h, d]: padded on the right, where a causal query never looks."""
-    query, key, value = (_padded(column, bucket) for column in columns)
-    found = torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, is_causal=True, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+def _with_before(
+    module: torch.nn.Module, key: torch.Tensor, value: torch.Tensor, before: Before
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A bucket's keys and values behind what it follows, [rows, h, P + W, d]; who sees which, [rows, 1, W, P + W]."""
+    key, value = (
+        torch.cat([kept[before.tokens_BP].transpose(1, 2), own], dim=2)
+        for kept, own in zip(before.kept[module], (key, value), strict=True)
     )
-    return found.transpose(1, 2).flatten(0, 1).index_select(0, bucket.places)
+    width = key.shape[2] - before.there_BP.shape[1]
+    causal_WW = torch.ones((width, width), dtype=torch.bool, device=key.device).tril()
+    before_BWP = before.there_BP[:, None, None].expand(-1, 1, width, -1)
+    return key, value, torch.cat([before_BWP, causal_WW.expand(len(key), 1, -1, -1)], dim=-1)
+
+
+def _unpadded(block: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+    """A bucket's tokens [n, h, d] of [rows, h, W, d]: a causal query never looks at the padding on the right."""
+    return block.transpose(1, 2).flatten(0, 1).index_select(0, bucket.places)
 
 
 def _padded(column: torch.Tensor, bucket: Bucket) -> torch.Tensor:

@@ -19,7 +19,13 @@ from lecritique.core.errors import ConfigurationError
 from lecritique.core.trajectory import ContextInsertion, Trajectory
 from lecritique.models.packed_attention import Segments, reads_packed
 from lecritique.models.packing import micro_batches, padded
-from lecritique.models.shared_prefix import prefix_batches, shared_prefixes, states_behind_prefixes
+from lecritique.models.shared_prefix import (
+    SharedPrefix,
+    packed_prefixes,
+    prefix_batches,
+    shared_prefixes,
+    states_behind_prefixes,
+)
 from lecritique.models.value_model import ValueModel
 from lecritique.numerics.alignment import insert_context, spread_over_context, states_before
 
@@ -58,7 +64,9 @@ class MicroBatch:
     counts: tuple[int, ...]
     """Wanted tokens of each row."""
     segments: Segments | None = None
-    """Where the rows of a packed micro-batch begin and end."""
+    """What is read of a packed micro-batch: every row but for its last token, whose state nobody wants."""
+    read_N: torch.Tensor | None = None
+    """Where in a packed micro-batch the tokens of `segments` stand."""
 
     @property
     def targets_N(self) -> torch.Tensor:
@@ -88,42 +96,36 @@ def token_row(trajectory: Trajectory, context: ContextInsertion | None = None) -
 
 
 def in_micro_batches(
-    rows: Sequence[TokenRow],
-    *,
-    max_tokens: int,
-    device: torch.device,
-    split: Split = micro_batches,
-    packed: bool = False,
+    model: Any, rows: Sequence[TokenRow], *, max_tokens: int, split: Split = micro_batches
 ) -> Iterator[MicroBatch]:
-    """The rows, each up to its last wanted token, as micro-batches, longest first: padded, or packed.
+    """The rows, each up to its last wanted token, as micro-batches for the model, longest first.
 
+    They are packed for a model that was switched to it (`packed_attention.read_packed`), else padded.
     Another `split` may leave rows to other processes, and give micro-batches without rows to keep step with them.
-    `packed` is for models that were switched to it (`packed_attention.read_packed`).
     """
+    packed = reads_packed(model)
     lengths = [row.read_tokens for row in rows]
-    laid_out = _packed_micro_batch if packed else _micro_batch
     for indices in split(lengths, max_tokens=max_tokens, packed=packed):
-        yield laid_out([(index, rows[index], 0, lengths[index]) for index in indices], device)
+        yield _laid_out([(index, rows[index], 0, lengths[index]) for index in indices], model.device, packed=packed)
 
 
 def in_paired_micro_batches(
+    model: Any,
     rows: Sequence[TokenRow],
     others: Sequence[TokenRow],
     *,
     max_tokens: int,
-    device: torch.device,
     split: Split = micro_batches,
-    packed: bool = False,
 ) -> Iterator[tuple[MicroBatch, MicroBatch]]:
     """The same rows with the same wanted tokens in two readings, side by side: entry n of N is one token in both.
 
-    The longer reading of each row counts against `max_tokens`; `split` and `packed` as in `in_micro_batches`.
+    The longer reading of each row counts against `max_tokens`; the rest is as in `in_micro_batches`.
     """
+    packed = reads_packed(model)
     lengths = [max(row.read_tokens, other.read_tokens) for row, other in zip(rows, others, strict=True)]
-    laid_out = _packed_micro_batch if packed else _micro_batch
     for indices in split(lengths, max_tokens=max_tokens, packed=packed):
         one, two = (
-            laid_out([(index, these[index], 0, these[index].read_tokens) for index in indices], device)
+            _laid_out([(i, these[i], 0, these[i].read_tokens) for i in indices], model.device, packed=packed)
             for these in (rows, others)
         )
         if not torch.equal(one.targets_N, two.targets_N):
@@ -137,21 +139,32 @@ def action_states(model: Any, batch: MicroBatch) -> torch.Tensor:
 
 
 def final_states(decoder: Any, batch: MicroBatch) -> torch.Tensor:
-    """The final hidden states of everything that a micro-batch reads, [B, L, H]; zeros in a padded one's last column.
+    """The final hidden states of everything that a micro-batch reads, [B, L, H]; zeros where nothing is read.
 
-    Nothing is chosen from the state of the widest rows' last token, so it is not read.
+    Nothing is chosen from the state of a row's last token: packed rows are read without, and so are the widest padded.
     """
     ids_BL = batch.token_ids_BL
-    if batch.segments is not None:
-        return decoder(input_ids=ids_BL, use_cache=False, **batch.segments.inputs()).last_hidden_state  # type: ignore[no-any-return]
+    if batch.segments is not None and batch.read_N is not None:
+        read = decoder(input_ids=ids_BL[:, batch.read_N], use_cache=False, **batch.segments.inputs()).last_hidden_state
+        return read.new_zeros((*ids_BL.shape, read.shape[-1])).index_copy(1, batch.read_N, read)  # type: ignore[no-any-return]
     if ids_BL.shape[1] == 1:
         return decoder(input_ids=ids_BL, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
     states_BLH = decoder(input_ids=ids_BL[:, :-1], use_cache=False).last_hidden_state
     return torch.nn.functional.pad(states_BLH, (0, 0, 0, 1))
 
 
-def _micro_batch(pieces: Sequence[tuple[int, TokenRow, int, int]], device: torch.device) -> MicroBatch:
-    """Tokens start..end - 1 of each (index, row, start, end), padded; of none one token that nobody wants."""
+# (index, row, start, end): tokens start..end - 1 of a row, and the index that it has in the caller's list.
+_Piece = tuple[int, TokenRow, int, int]
+
+
+def _laid_out(pieces: Sequence[_Piece], device: torch.device, *, packed: bool) -> MicroBatch:
+    """Side by side where that takes no padding or the model cannot have them packed, else end to end."""
+    of_one_length = len({end - start for *_, start, end in pieces}) <= 1
+    return _packed_micro_batch(pieces, device) if packed and not of_one_length else _micro_batch(pieces, device)
+
+
+def _micro_batch(pieces: Sequence[_Piece], device: torch.device) -> MicroBatch:
+    """The pieces, padded; of none one token that nobody wants."""
     ids = [row.token_ids[start:end] for _, row, start, end in pieces] or [np.zeros(1, dtype=np.int64)]
     masks = [row.mask[start:end] for _, row, start, end in pieces] or [np.zeros(1, dtype=np.bool_)]
     return MicroBatch(
@@ -162,19 +175,20 @@ def _micro_batch(pieces: Sequence[tuple[int, TokenRow, int, int]], device: torch
     )
 
 
-def _packed_micro_batch(pieces: Sequence[tuple[int, TokenRow, int, int]], device: torch.device) -> MicroBatch:
-    """The same, end to end; a first token that is wanted has no state before it, and the row before it is not its."""
-    for _, row, start, end in pieces:
-        if row.mask[start:end].any() and row.mask[start]:
-            raise ValueError("the first token of a row has no state before it, and is wanted")
-    ids = [row.token_ids[start:end] for _, row, start, end in pieces] or [np.zeros(1, dtype=np.int64)]
-    masks = [row.mask[start:end] for _, row, start, end in pieces] or [np.zeros(1, dtype=np.bool_)]
+def _packed_micro_batch(pieces: Sequence[_Piece], device: torch.device) -> MicroBatch:
+    """The pieces, end to end; a first token that is wanted has no state before it, and the row before it is not its."""
+    if any(row.mask[start] for _, row, start, _ in pieces):
+        raise ValueError("the first token of a row has no state before it, and is wanted")
+    masks = [row.mask[start:end] for _, row, start, end in pieces]
+    is_read = np.concatenate([np.arange(len(mask)) < max(1, len(mask) - 1) for mask in masks])
+    ids = np.concatenate([row.token_ids[start:end] for _, row, start, end in pieces])
     return MicroBatch(
         indices=tuple(index for index, *_ in pieces),
-        token_ids_BL=torch.from_numpy(np.concatenate(ids)).to(device=device, dtype=torch.long)[None],
+        token_ids_BL=torch.from_numpy(ids).to(device=device, dtype=torch.long)[None],
         mask_BL=torch.from_numpy(np.concatenate(masks)).to(device=device)[None],
-        counts=tuple(int(mask.sum()) for mask in masks[: len(pieces)]),
-        segments=Segments.of([len(each) for each in ids], device),
+        counts=tuple(int(mask.sum()) for mask in masks),
+        segments=Segments.of([max(1, len(mask) - 1) for mask in masks], device),
+        read_N=torch.from_numpy(np.flatnonzero(is_read)).to(device),
     )
 
 
@@ -275,15 +289,34 @@ def _read(
     ids = [row.token_ids[: row.read_tokens] for row in rows]
     lengths = [len(each) for each in ids]
     groups = shared_prefixes(ids, [row.first_wanted for row in rows]) if share_prefixes else []
-    for together in prefix_batches(groups, lengths, max_tokens=max_tokens):
+    packed = reads_packed(decoder)
+    for together in prefix_batches(groups, lengths, max_tokens=max_tokens, packed=packed):
+        if packed:
+            batch = _behind_prefixes(decoder, together, rows, ids, device)
+            yield batch, final_states(decoder, batch)
+            continue
         for places, hidden_BLH in states_behind_prefixes(decoder, together, ids, device=device):
             yield _micro_batch([(i, rows[i], start, lengths[i]) for i, start in places], device), hidden_BLH
     grouped = {index for group in groups for index in group.indices}
     alone = [index for index in range(len(rows)) if index not in grouped]
-    packed = reads_packed(decoder)
-    for plain in in_micro_batches([rows[i] for i in alone], max_tokens=max_tokens, device=device, packed=packed):
+    for plain in in_micro_batches(decoder, [rows[i] for i in alone], max_tokens=max_tokens):
         batch = replace(plain, indices=tuple(alone[index] for index in plain.indices))
         yield batch, final_states(decoder, batch)
+
+
+def _behind_prefixes(
+    decoder: Any,
+    groups: Sequence[SharedPrefix],
+    rows: Sequence[TokenRow],
+    ids: Sequence[NDArray[np.int64]],
+    device: torch.device,
+) -> MicroBatch:
+    """What follows the prefixes, end to end; the prefixes are read here."""
+    members = [(owner, group.length, index) for owner, group in enumerate(groups) for index in group.indices]
+    batch = _packed_micro_batch([(index, rows[index], start, len(ids[index])) for _, start, index in members], device)
+    assert batch.segments is not None
+    prefixes = packed_prefixes(decoder, groups, ids, device=device)
+    return replace(batch, segments=batch.segments.following(prefixes, [owner for owner, *_ in members]))
 
 
 @torch.no_grad()

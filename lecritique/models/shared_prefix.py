@@ -8,8 +8,8 @@ Shape letters: G groups of rows, B rows, P padded prefix length, q padded length
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -17,11 +17,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lecritique.models.packed_attention import Segments
 from lecritique.models.packing import buckets, padded
 
 # benchmarks/shared_prefix.py: below either of them the second forward pass costs what the first one saves.
 LEAST_TOKENS = 32
 LEAST_SAVED = 1 / 3
+# Keys of one layer for each token of a packed pass.
+_MOST_KEYS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,27 +79,33 @@ def _pays(group: SharedPrefix, rows: Sequence[NDArray[np.int64]]) -> bool:
 
 
 def prefix_batches(
-    groups: Sequence[SharedPrefix], lengths: Sequence[int], *, max_tokens: int
+    groups: Sequence[SharedPrefix], lengths: Sequence[int], *, max_tokens: int, packed: bool = False
 ) -> list[list[SharedPrefix]]:
-    """Groups that are read together: what follows the prefix is of similar length, keys of at most `max_tokens`.
+    """Groups that are read together: what follows the prefix is of similar length.
 
-    A group that is larger alone is split by rows. Depends on lengths alone.
+    At most `max_tokens` keys, or, `packed`, tokens that are read. A group that is larger alone is split by rows.
+    Depends on lengths alone.
     """
-    pieces = [piece for group in groups for piece in _split(group, lengths, max_tokens)]
+    size = _packed_size if packed else _size
+    pieces = [piece for group in groups for piece in _split(group, lengths, max_tokens, size)]
     batches: list[list[SharedPrefix]] = []
     for piece in sorted(pieces, key=lambda piece: (piece.length - _longest(piece, lengths), piece.indices)):
-        if batches and _size([*batches[-1], piece], lengths) <= max_tokens:
+        if batches and size([*batches[-1], piece], lengths) <= max_tokens:
             batches[-1].append(piece)
         else:
             batches.append([piece])
     return batches
 
 
-def _split(group: SharedPrefix, lengths: Sequence[int], max_tokens: int) -> list[SharedPrefix]:
-    at_once = max(1, max_tokens // _longest(group, lengths))
+def _split(group: SharedPrefix, lengths: Sequence[int], max_tokens: int, size: _Size) -> list[SharedPrefix]:
+    """The group, or parts of it that are small enough, of one row at least."""
+    if len(group.indices) == 1 or size([group], lengths) <= max_tokens:
+        return [group]
+    half = (len(group.indices) + 1) // 2
     return [
-        SharedPrefix(indices=group.indices[start : start + at_once], length=group.length)
-        for start in range(0, len(group.indices), at_once)
+        piece
+        for indices in (group.indices[:half], group.indices[half:])
+        for piece in _split(SharedPrefix(indices=indices, length=group.length), lengths, max_tokens, size)
     ]
 
 
@@ -108,6 +117,26 @@ def _size(batch: Sequence[SharedPrefix], lengths: Sequence[int]) -> int:
     """Keys that exist at once: rows times (longest prefix + longest rest)."""
     rest = max(_longest(group, lengths) - group.length for group in batch)
     return sum(len(group.indices) for group in batch) * (max(group.length for group in batch) + rest)
+
+
+def _packed_size(batch: Sequence[SharedPrefix], lengths: Sequence[int]) -> int:
+    """Tokens that are read, and so many that the keys, which exist at once for one layer only, are within reason."""
+    rests = sum(lengths[index] - group.length for group in batch for index in group.indices)
+    return max(sum(group.length for group in batch) + rests, -(-_size(batch, lengths) // _MOST_KEYS))
+
+
+_Size = Callable[[Sequence[SharedPrefix], Sequence[int]], int]
+
+
+@torch.no_grad()
+def packed_prefixes(
+    decoder: Any, batch: Sequence[SharedPrefix], rows: Sequence[NDArray[np.int64]], *, device: torch.device
+) -> Segments:
+    """Reads the prefixes end to end: what `Segments.following` takes."""
+    ids = np.concatenate([rows[group.indices[0]][: group.length] for group in batch])
+    prefixes = replace(Segments.of([group.length for group in batch], device), kept={})
+    decoder(input_ids=torch.from_numpy(ids).to(device)[None], use_cache=False, **prefixes.inputs())
+    return prefixes
 
 
 @torch.no_grad()

@@ -35,24 +35,32 @@ class MemoryWeightStore:
     def __init__(self) -> None:
         self._states: dict[str, tuple[WeightManifest, State]] = {}
         self._next: dict[str, int] = {}
+        self._unopened: set[str] = set()
         self._tell: Callable[[WeightManifest], None] = lambda manifest: None
 
     def watch(self, tell: Callable[[WeightManifest], None]) -> None:
         """Have `tell` called with every version that is published from now on, on the publisher's thread."""
         self._tell = tell
 
+    def only_name(self, role: str) -> None:
+        """Keep no copy of the role's versions from now on: nobody opens them, and they are still told of."""
+        self._unopened.add(role)
+        self._states.pop(role, None)
+
     def put(self, role: str, state: State) -> WeightManifest:
         """Publish a copy of `state`."""
-        copied = {name: tensor.detach().clone() for name, tensor in state.items()}
+        keeps = role not in self._unopened
+        published = {name: tensor.detach().clone() for name, tensor in state.items()} if keeps else state
         version = self._next.get(role, 0)
-        manifest = WeightManifest(role=role, version=version, digest=state_digest(copied))
-        self._states[role] = (manifest, copied)
+        manifest = WeightManifest(role=role, version=version, digest=state_digest(published))
+        if keeps:
+            self._states[role] = (manifest, published)
         self._next[role] = version + 1
         self._tell(manifest)
         return manifest
 
     def open(self, manifest: WeightManifest) -> State:
-        """The weights of `manifest`; KeyError when a later version has replaced them."""
+        """The weights of `manifest`; KeyError when a later version has replaced them, or versions are only named."""
         held = self._states.get(manifest.role)
         if held is None or held[0] != manifest:
             raise KeyError(f"weights of {manifest.role} version {manifest.version} are no longer held")

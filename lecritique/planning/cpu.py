@@ -94,7 +94,6 @@ class CpuPlanner:
             ("runtime.type", runtime.type, "local"),
             ("runtime.ranks", runtime.ranks, 1),
             ("runtime.engine.type", runtime.engine.type, "embedded"),
-            ("runtime.layout", runtime.layout, "padded"),
             ("runtime.recompute_activations", runtime.recompute_activations, False),
             ("model.adapter.type", config.model.adapter.type, "none"),
             ("critic.backbone.type", config.critic.backbone.type, "copy"),

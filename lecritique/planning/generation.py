@@ -6,13 +6,24 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import simpy
 
-from lecritique.planning.roofline import Roofline
-
 # How far rows go before the length of their contexts is looked at again.
 _STRIDE_TOKENS = 256
+
+
+class EngineCosts(Protocol):
+    """Seconds of an engine's work: a roofline's, or measured ones."""
+
+    def prefill_seconds(self, length: float) -> float:
+        """So many tokens of one row that it has no keys of."""
+        ...
+
+    def decode_seconds(self, rows: int, context: float) -> float:
+        """One token for each of `rows` rows with `context` tokens on average."""
+        ...
 
 
 @dataclass(eq=False)
@@ -37,31 +48,39 @@ class GeneratingGpu:
     """One engine with its key-value cache. Rows that do not fit wait.
 
     A process of the simulation advances the rows from one end of a rollout to the next; whoever changes what the engine
-    has to do wakes it.
+    has to do wakes it. The embedded engine works in chunks: rows that have ended leave, and others join, only between
+    two of them, and a chunk is over early when fewer than half of its rows are left (`rollout/sampler.py`).
 
     Args:
         environment: the simulation.
-        roofline: how long a decode step takes.
+        costs: how long a decode step and reading a prompt take.
         prompt_tokens: in front of each row.
         most_rows: that the cache has room for.
         on_end: called with each rollout that is finished.
+        chunk_tokens: of a chunk; 0 where rows join and leave at every token.
     """
 
     def __init__(
         self,
         environment: simpy.Environment,
-        roofline: Roofline,
+        costs: EngineCosts,
         *,
         prompt_tokens: float,
         most_rows: int,
         on_end: Callable[[SimulatedRollout], None],
+        chunk_tokens: int = 0,
     ) -> None:
         self._environment = environment
-        self._roofline = roofline
+        self._costs = costs
         self._prompt_tokens = prompt_tokens
-        self._prefill_seconds = roofline.score_seconds(roofline.forward_flops(prompt_tokens, output=False), 1)
+        self._prefill_seconds = costs.prefill_seconds(prompt_tokens)
         self._most_rows = most_rows
         self._on_end = on_end
+        self._chunk_tokens = chunk_tokens
+        self._chunk_ends, self._chunk_rows = 0.0, 0
+        self._ended: list[SimulatedRollout] = []
+        self._adopting: tuple[int, float] | None = None
+        self._give_up: Callable[[], None] = lambda: None
         self.version = 0
         self._waiting: deque[SimulatedRollout] = deque()
         self._rows: list[_Row] = []
@@ -80,7 +99,7 @@ class GeneratingGpu:
     @property
     def load(self) -> int:
         """Rows that it has or that wait for it."""
-        return len(self._rows) + len(self._waiting)
+        return len(self._rows) + len(self._ended) + len(self._waiting)
 
     def play(self, rollouts: list[SimulatedRollout]) -> None:
         """Begin these when there is room."""
@@ -105,12 +124,37 @@ class GeneratingGpu:
         """Drop what waits of these groups."""
         self._waiting = deque(rollout for rollout in self._waiting if rollout.group not in groups)
 
-    def adopt(self, version: int, seconds: float) -> None:
-        """Take new weights, which stops it for so long."""
+    def adopt(self, version: int, seconds: float, give_up: Callable[[], None] = lambda: None) -> None:
+        """Take new weights, which stops it for so long and until it has read its open rows again.
+
+        No key survives new weights. An engine in the middle of a chunk takes them after it. `give_up` is called first,
+        for rows that are not to go on.
+        """
         self._catch_up()
-        self.version = version
-        self._block(seconds)
+        self._adopting, self._give_up = (version, seconds), give_up
+        if not self._in_chunk:
+            self._load_adopted()
         self._wake()
+
+    @property
+    def _made(self) -> float:
+        """Tokens that a row has made, in the mean."""
+        return self._position - self._began_sum / len(self._rows)
+
+    @property
+    def _in_chunk(self) -> bool:
+        """Whether rows go on side by side, and nobody joins or leaves."""
+        left = len(self._rows)
+        return bool(left) and self._position < self._chunk_ends - 1e-6 and left >= self._chunk_rows // 2
+
+    def _load_adopted(self) -> None:
+        if self._adopting is None:
+            return
+        (self.version, seconds), self._adopting = self._adopting, None
+        self._give_up()
+        self._prompts_read.clear()
+        again = len(self._rows) * self._costs.prefill_seconds(self._prompt_tokens + self._made) if self._rows else 0.0
+        self._block(seconds + again)
 
     def _wake(self) -> None:
         if not self._changed.triggered:
@@ -129,10 +173,13 @@ class GeneratingGpu:
             else:
                 yield self._changed
             self._catch_up()
-            ended = self._take_ended()
-            self._admit()
+            self._take_ended()
+            if self._in_chunk:
+                continue
+            ended, self._ended = self._ended, []
             for rollout in ended:
                 self._on_end(rollout)
+            self._load_adopted()
 
     def _catch_up(self) -> None:
         """Advance all rows to the present."""
@@ -148,6 +195,8 @@ class GeneratingGpu:
 
     def _admit(self) -> None:
         """Begin what waits as far as there is room, each row with the weights of this moment."""
+        if self._in_chunk:
+            return
         while self._waiting and len(self._rows) < self._most_rows:
             rollout = self._waiting.popleft()
             rollout.version = self.version
@@ -158,19 +207,18 @@ class GeneratingGpu:
             row = _Row(self._position + rollout.tokens, self._numbers, rollout, self._position)
             heapq.heappush(self._rows, row)
             self._began_sum += self._position
+        self._chunk_ends, self._chunk_rows = self._position + self._chunk_tokens, len(self._rows)
 
     def _plan_seconds(self) -> float:
         """Seconds until the first row ends, or the stride is over; the pace at which rows go until then."""
-        made = self._position - self._began_sum / len(self._rows)
-        self._seconds_a_token = self._roofline.decode_seconds(len(self._rows), self._prompt_tokens + made)
-        tokens = min(_STRIDE_TOKENS, max(0.0, self._rows[0].ends_at - self._position))
+        self._seconds_a_token = self._costs.decode_seconds(len(self._rows), self._prompt_tokens + self._made)
+        until = min(self._rows[0].ends_at, self._chunk_ends) if self._chunk_tokens else self._rows[0].ends_at
+        tokens = min(_STRIDE_TOKENS, max(0.0, until - self._position))
         blocked = max(0.0, self._blocked_until - self._environment.now)
         return blocked + tokens * self._seconds_a_token
 
-    def _take_ended(self) -> list[SimulatedRollout]:
-        ended = []
+    def _take_ended(self) -> None:
         while self._rows and self._rows[0].ends_at <= self._position + 1e-6:
             row = heapq.heappop(self._rows)
             self._began_sum -= row.began_at
-            ended.append(row.rollout)
-        return ended
+            self._ended.append(row.rollout)

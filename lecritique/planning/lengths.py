@@ -1,4 +1,4 @@
-"""How long the rollouts of a plan are: the recipe's mean and spread, cut at its limit."""
+"""How long the rollouts of a plan are: the recipe's mean and spread cut at its limit, or those of a run."""
 
 from __future__ import annotations
 
@@ -29,3 +29,21 @@ class Lengths:
         drawn = self.mean * np.exp(shared + own - variance / 2)
         found: NDArray[np.float64] = np.clip(np.rint(drawn), 1, self.limit)
         return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredLengths:
+    """Groups that a run has sampled, [groups, size] tokens, drawn again; `prompt` is the mean."""
+
+    sampled: NDArray[np.float64]
+    prompt: float
+
+    def groups(self, count: int, size: int, rng: np.random.Generator) -> NDArray[np.float64]:
+        """Sampled tokens of `count` groups of `size` rollouts, [count, size].
+
+        Raises:
+            ValueError: the run's groups have another size.
+        """
+        if self.sampled.shape[1] != size:
+            raise ValueError(f"the run sampled groups of {self.sampled.shape[1]}, got a size of {size}")
+        return self.sampled[rng.integers(len(self.sampled), size=count)]

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lecritique.config.cluster import Cluster
 from lecritique.config.explain import nearest
 from lecritique.config.resolve import uses_critic, uses_teacher
 from lecritique.config.schema import RunConfig
 from lecritique.core.errors import ConfigurationError
-from lecritique.planning.memory import MASTER, WIDTH, activation_bytes, evaluator_copies, longest_row
+from lecritique.planning.memory import (
+    activation_bytes,
+    engine_weights,
+    evaluator_copies,
+    gathered_bytes,
+    in_process_engine_weights,
+    logit_bytes,
+    longest_row,
+    teacher_bytes,
+)
 from lecritique.planning.shapes import ModelShape
+from lecritique.planning.weights import WIDTH, ModelWeights, critic_weights, policy_weights
 
 # A part of every GPU that the driver, the allocator and communication buffers take.
 _USABLE = 0.92
@@ -64,7 +74,8 @@ class Placement:
 @dataclass(frozen=True, kw_only=True)
 class GpuMemory:
     """Bytes on one GPU of a role: `fixed` is there all the time, `cache` are keys and values at the declared lengths,
-    `activations` those of a micro-batch, or with `checkpointing` what is left of them. Where both are, they take turns.
+    `activations` those of a micro-batch, or with `checkpointing` what is left of them, with logits and layers brought
+    together from shards. Where both are, they take turns.
     """
 
     role: str
@@ -138,40 +149,44 @@ def scaled_to(total: int, gpu: Gpu, config: RunConfig, cluster: Cluster) -> Plac
 
 
 def memory_on_gpus(config: RunConfig, shape: ModelShape, placement: Placement) -> list[GpuMemory]:
-    """Bytes on one GPU of each role: trainers sharded over their GPUs, engines and evaluators whole on each.
+    """Bytes on one GPU of each role: trainers in shards over their GPUs; engine, evaluator and teacher whole on each.
 
-    Trainers in bfloat16 are counted with float32 master weights, since a learning rate of 1e-6 moves nothing in
-    bfloat16. Activations are checkpointed where they would not fit otherwise.
+    Shards are float32 or wider; a trainer on one GPU holds `runtime.dtype` (see `weights.py`). Activations are computed
+    again where `runtime.recompute_activations` says so, and where they would not fit otherwise. On GPUs that all roles
+    share, the backbone of `shared` is there once; a value trainer on GPUs of its own has a copy.
     """
-    width = WIDTH[config.runtime.dtype]
-    held = MASTER if width == 2 else 4 * width
-    engine = shape.parameters * width
+    models = trained_on(config, shape, placement)
+    policy, alone = models["policy"], placement.shared and placement.total == 1
+    engine = in_process_engine_weights(config, shape) if alone else engine_weights(config, shape)
     rows = -(-in_flight(config) // placement.of("inference"))
-    cache = rows * shape.cache_numbers(longest_row(config)) * width
-    policy_share = shape.parameters * held / placement.of("policy trainer")
+    cache = rows * shape.cache_numbers(longest_row(config)) * WIDTH[config.runtime.dtype]
+    held = {"policy trainer": _shard(policy, placement.of("policy trainer"))}
     if uses_teacher(config):
-        policy_share += shape.parameters * (width + 4) / placement.of("policy trainer")
-    roles = {"policy trainer": policy_share}
+        held["policy trainer"] += sum(teacher_bytes(config, policy, shares=alone))
     evaluator = 0.0
     if uses_critic(config):
-        roles["value trainer"] = shape.backbone_parameters * held / placement.of("value trainer")
-        evaluator = evaluator_copies(config) * shape.backbone_parameters * width
+        critic = models["critic"]
+        held["value trainer"] = _shard(critic, placement.of("value trainer"))
+        copies = evaluator_copies(config)
+        evaluator = copies * critic.served + (critic.served_frozen if copies and not alone else 0)
+    passing = {role: _Passing(config, shape, model) for role, model in _by_trainer(models).items()}
     if placement.shared:
-        fixed = engine + sum(roles.values()) + evaluator
-        trained = _with_activations(config, shape, placement.gpu, "all roles in turn", fixed)
-        return [
-            GpuMemory(
-                role=trained.role,
-                fixed=fixed,
-                cache=min(cache, max(0.0, usable_memory(placement.gpu) - fixed)),
-                activations=trained.activations,
-                checkpointing=trained.checkpointing,
-            )
-        ]
+        fixed = engine + sum(held.values()) + evaluator
+        trained = passing["policy trainer"].beside(fixed, placement.gpu, role="all roles in turn")
+        return [replace(trained, cache=min(cache, max(0.0, usable_memory(placement.gpu) - fixed)))]
     found = [GpuMemory(role="inference", fixed=engine, cache=cache)]
-    found += [_with_activations(config, shape, placement.gpu, role, fixed) for role, fixed in roles.items()]
+    found += [passing[role].beside(fixed, placement.gpu, role=role) for role, fixed in held.items()]
     if "evaluator" in placement.gpus:
         found.append(GpuMemory(role="evaluator", fixed=evaluator))
+    return found
+
+
+def trained_on(config: RunConfig, shape: ModelShape, placement: Placement) -> dict[str, ModelWeights]:
+    """Policy and critic as their trainers hold them on these GPUs."""
+    found = {"policy": policy_weights(config, shape, sharded=placement.of("policy trainer") > 1)}
+    if uses_critic(config):
+        sharded = placement.of("value trainer") > 1
+        found["critic"] = critic_weights(config, shape, sharded=sharded, beside_policy=placement.shared)
     return found
 
 
@@ -192,9 +207,33 @@ def _nodes(config: RunConfig, cluster: Cluster) -> dict[str, int]:
     return dict.fromkeys(nodes, cluster.inference_nodes) if cluster.shared else nodes
 
 
-def _with_activations(config: RunConfig, shape: ModelShape, gpu: Gpu, role: str, fixed: float) -> GpuMemory:
-    whole = activation_bytes(config, shape)
-    if fixed + whole < usable_memory(gpu):
-        return GpuMemory(role=role, fixed=fixed, activations=whole)
-    kept = activation_bytes(config, shape, checkpointing=True)
-    return GpuMemory(role=role, fixed=fixed, activations=kept, checkpointing=True)
+def _shard(model: ModelWeights, gpus: int) -> float:
+    return (model.held + model.held_frozen + model.states) / gpus
+
+
+def _by_trainer(models: Mapping[str, ModelWeights]) -> dict[str, ModelWeights]:
+    names = {"policy": "policy trainer", "critic": "value trainer"}
+    return {names[role]: model for role, model in models.items()}
+
+
+@dataclass(frozen=True)
+class _Passing:
+    """What one GPU of a trainer holds of a micro-batch while it trains."""
+
+    config: RunConfig
+    shape: ModelShape
+    model: ModelWeights
+
+    def beside(self, fixed: float, gpu: Gpu, *, role: str) -> GpuMemory:
+        """Beside what is always there: whole activations where they are wanted and fit."""
+        whole = self._bytes(role, checkpointing=False)
+        if not self.config.runtime.recompute_activations and fixed + whole < usable_memory(gpu):
+            return GpuMemory(role=role, fixed=fixed, activations=whole)
+        kept = self._bytes(role, checkpointing=True)
+        return GpuMemory(role=role, fixed=fixed, activations=kept, checkpointing=True)
+
+    def _bytes(self, role: str, *, checkpointing: bool) -> int:
+        output = role != "value trainer"
+        logits = logit_bytes(self.config, self.shape) if output else 0
+        gathered = gathered_bytes(self.shape, self.model, output=output)
+        return activation_bytes(self.config, self.shape, checkpointing=checkpointing) + logits + gathered

@@ -6,15 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lecritique.config.cluster import Cluster
+from lecritique.config.engines import Embedded
 from lecritique.config.resolve import uses_critic
 from lecritique.config.schema import RunConfig, SiblingsContext, TrainThenScore
 from lecritique.core.errors import ConfigurationError
 from lecritique.planning.lengths import Lengths
-from lecritique.planning.memory import WIDTH, longest_row
+from lecritique.planning.memory import longest_row
 from lecritique.planning.placement import GpuMemory, Placement, memory_on_gpus, usable_memory
 from lecritique.planning.roofline import Efficiency, Roofline
 from lecritique.planning.shapes import ModelShape
 from lecritique.planning.simulation import AsynchronousRun, AsynchronousSettings, Outcome, rollout_seconds
+from lecritique.planning.weights import WIDTH
 from lecritique.planning.work import Work
 
 
@@ -88,14 +90,21 @@ class Planner:
 
     @property
     def most_rows(self) -> int:
-        """Rows of mean length for which one engine has room beside the weights."""
+        """Rows of mean length for which one engine has room beside the weights; the embedded one decodes a number."""
         held = self._fitting()[0]
         width = WIDTH[self.config.runtime.dtype]
         row = self.shape.cache_numbers(self.cluster.prompt_tokens + self.response_tokens) * width
         rows = int((usable_memory(self.placement.gpu) - held.fixed) / max(1, row))
         if rows < 1:
             raise ConfigurationError(f"a {self.placement.gpu.name} has no room for the cache of one rollout.")
-        return rows
+        runtime = self.config.runtime
+        return min(rows, runtime.decode_rows) if isinstance(runtime.engine, Embedded) else rows
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens between which rows of an engine join and leave; 0 at any."""
+        runtime = self.config.runtime
+        return runtime.decode_chunk_tokens if isinstance(runtime.engine, Embedded) else 0
 
     def synchronous(self) -> SynchronousPlan:
         """One thing after the other."""
@@ -107,6 +116,7 @@ class Planner:
             group_size=rollout.group_size,
             gpus=self.placement.of("inference"),
             most_rows=rows,
+            chunk_tokens=self.chunk_tokens,
         )
         tokens = [float(self.response_tokens)] * rollout.batch_size
         work = self.work
@@ -134,21 +144,7 @@ class Planner:
 
     def asynchronous(self, *, steps: int, skip: int, seed: int = 0) -> Outcome:
         """Everything at once, as the runtime's rules let it."""
-        config = self.config
-        rollout, critic = config.rollout, config.critic
-        assert rollout.in_flight is not None
-        settings = AsynchronousSettings(
-            group_size=rollout.group_size,
-            groups_per_step=rollout.batch_size // rollout.group_size,
-            groups_in_flight=rollout.in_flight // rollout.group_size,
-            max_staleness=rollout.max_staleness,
-            has_critic=uses_critic(config),
-            colocated=config.runtime.placement == "colocated",
-            score_with_group=isinstance(critic.context, SiblingsContext),
-            updates_per_step=critic.updates_per_policy_step,
-            update_rollouts=critic.replay.batch_size or rollout.batch_size,
-            cancel_stale=rollout.on_stale == "cancel",
-        )
+        settings = asynchronous_settings(self.config)
         run = AsynchronousRun(
             settings,
             self.work,
@@ -156,6 +152,7 @@ class Planner:
             self.lengths,
             gpus=self.placement.of("inference"),
             most_rows=self.most_rows,
+            chunk_tokens=self.chunk_tokens,
             seed=seed,
         )
         return run.run(steps, skip=skip)
@@ -171,3 +168,22 @@ class Planner:
                     "'runtime.micro_batch_tokens'."
                 )
         return held
+
+
+def asynchronous_settings(config: RunConfig) -> AsynchronousSettings:
+    """What the rules of an asynchronous run read of a resolved configuration."""
+    rollout, critic = config.rollout, config.critic
+    assert rollout.in_flight is not None
+    return AsynchronousSettings(
+        group_size=rollout.group_size,
+        groups_per_step=rollout.batch_size // rollout.group_size,
+        groups_in_flight=rollout.in_flight // rollout.group_size,
+        max_staleness=rollout.max_staleness,
+        has_critic=uses_critic(config),
+        colocated=config.runtime.placement == "colocated",
+        score_with_group=isinstance(critic.context, SiblingsContext),
+        score_tokens=config.runtime.micro_batch_tokens,
+        updates_per_step=critic.updates_per_policy_step,
+        update_rollouts=critic.replay.batch_size or rollout.batch_size,
+        cancel_stale=rollout.on_stale == "cancel",
+    )

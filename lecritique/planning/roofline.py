@@ -1,17 +1,18 @@
 """Seconds of each piece of work on given GPUs: the larger of arithmetic and memory traffic, each at a stated share.
 
-The roofline. A pass over tokens costs 2 FLOPs a parameter and token, and 4 a layer, head width, and token attended to;
-a backward pass twice as much, and one more forward pass where activations are checkpointed. A decode step reads all
-weights and the keys and values of its rows once. The shares of a GPU's peak that are reached are `Efficiency`.
+The roofline. A pass over tokens costs 2 FLOPs a parameter and token, and 4 a layer, head width, and token attended to.
+A backward pass costs that for what goes in and again for the weights, of which frozen ones take none; where activations
+are computed again, the layers are read once more. A decode step reads all weights and the keys and values of its rows
+once. The shares of a GPU's peak that are reached are `Efficiency`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lecritique.planning.memory import WIDTH
 from lecritique.planning.placement import Gpu
 from lecritique.planning.shapes import ModelShape
+from lecritique.planning.weights import WIDTH, ModelWeights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,14 +54,35 @@ class Roofline:
         attention = 4 * shape.heads * shape.head_width * shape.attended_in_all_layers(attended)
         return length * (2 * parameters + attention)
 
+    def training_flops(self, length: float, *, output: bool, model: ModelWeights, recompute: bool) -> float:
+        """FLOPs of a forward and a backward pass over one row of `length` tokens.
+
+        Args:
+            length: all of it new.
+            output: with logits.
+            model: what of it trains; an adapter's own products are in.
+            recompute: each layer is read once more for its gradient.
+        """
+        forward = self.forward_flops(length, output=output)
+        again = self.forward_flops(length, output=False) if recompute else 0.0
+        if not model.adapter:
+            return 3 * forward + again
+        shape = self.shape
+        frozen = shape.trunk_parameters + (shape.embedding_parameters if output else 0)
+        passes = 4 if recompute else 3
+        return 3 * forward + again - 2 * length * frozen + passes * 2 * length * model.trained
+
     def score_seconds(self, flops: float, gpus: int) -> float:
         """A forward pass of so many FLOPs."""
         return flops / (gpus * self.gpu.flops * self._peak * self.efficiency.score)
 
-    def train_seconds(self, flops: float, gpus: int, *, checkpointing: bool) -> float:
-        """Forward and backward of what costs `flops` forward."""
-        passes = 4 if checkpointing else 3
-        return passes * flops / (gpus * self.gpu.flops * self._peak * self.efficiency.train)
+    def train_seconds(self, flops: float, gpus: int) -> float:
+        """Forward and backward passes of so many FLOPs together."""
+        return flops / (gpus * self.gpu.flops * self._peak * self.efficiency.train)
+
+    def prefill_seconds(self, length: float) -> float:
+        """One engine reads so many tokens of one row that it has no keys of."""
+        return self.score_seconds(self.forward_flops(length, output=False), 1)
 
     def decode_seconds(self, rows: int, context: float) -> float:
         """One token for each of `rows` rows with `context` tokens on average, on one GPU."""
@@ -72,9 +94,9 @@ class Roofline:
             arithmetic / (self.gpu.flops * self._peak * self.efficiency.score),
         )
 
-    def publish_seconds(self, parameters: int) -> float:
-        """New weights on their way to where they are used."""
-        return parameters * WIDTH[self.dtype] / self.efficiency.publish_bandwidth
+    def publish_seconds(self, size: int) -> float:
+        """So many bytes of new weights on their way to where they are used."""
+        return size / self.efficiency.publish_bandwidth
 
     @property
     def _peak(self) -> float:

@@ -73,6 +73,8 @@ class ModelShape:
     context_length: int
     window: int = 0
     tied: bool = True
+    family: str = ""
+    """`model_type` of config.json, as far as it is known."""
 
     @property
     def layers(self) -> int:
@@ -184,6 +186,7 @@ def shape_from(config: Mapping[str, Any], *, name: str, source: str) -> ModelSha
         context_length=sizes["max_position_embeddings"],
         window=window,
         tied=tied,
+        family=kind,
     )
 
 

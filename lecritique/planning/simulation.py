@@ -1,22 +1,26 @@
 """An asynchronous run, simulated: the rules of `runtime/asynchronous.py` with durations instead of work.
 
-At most `rollout.in_flight` rollouts are open. A member is scored when it ends, siblings with their group. The policy
-takes the oldest complete groups, waits for scores and never for the critic, and publishes; what has become older than
-`rollout.max_staleness` is cancelled. The critic trains after each batch, on its own GPUs or, colocated, in turns with
-the evaluator. With `rollout.max_staleness` = 0 groups are asked for when policy and critic are done with a batch.
+At most `rollout.in_flight` rollouts are open. A member is scored when it ends, siblings with their group; where the
+critic has moved on between the members of a group, the older values are asked for again. The policy takes the oldest
+complete groups, waits for scores and never for the critic, and publishes; what has become older than
+`rollout.max_staleness` is cancelled. The critic trains after each batch, on its own GPUs or, colocated, one update at a
+time in turns with the evaluator. With `rollout.max_staleness` = 0 groups are asked for when policy and critic are done
+with a batch.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 import simpy
 
-from lecritique.planning.generation import GeneratingGpu, SimulatedRollout
-from lecritique.planning.lengths import Lengths
-from lecritique.planning.roofline import Roofline
-from lecritique.planning.work import Work
+from lecritique.planning.generation import EngineCosts, GeneratingGpu, SimulatedRollout
+from lecritique.planning.lengths import Lengths, MeasuredLengths
 from lecritique.planning.worker import Worker
 
 _GROUPS_AT_ONCE = 256
@@ -24,7 +28,10 @@ _GROUPS_AT_ONCE = 256
 
 @dataclass(frozen=True, kw_only=True)
 class AsynchronousSettings:
-    """What the rules read. Sizes are in groups; `score_with_group` for siblings; `colocated` evaluator and trainer."""
+    """What the rules read. Sizes are in groups; `score_with_group` for siblings; `colocated` evaluator and trainer.
+
+    Values are asked for in batches of at most `score_tokens`.
+    """
 
     group_size: int
     groups_per_step: int
@@ -33,6 +40,7 @@ class AsynchronousSettings:
     has_critic: bool
     colocated: bool = False
     score_with_group: bool = False
+    score_tokens: int = 16384
     updates_per_step: float = 1.0
     update_rollouts: int = 1
     cancel_stale: bool = True
@@ -40,7 +48,11 @@ class AsynchronousSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Means over the steps that count. Seconds, tokens/s, policy versions; idle shares of each role's time, 0 to 1."""
+    """Means over the steps that count. Seconds, tokens/s; idle shares of each role's time, 0 to 1.
+
+    `staleness` is that of the metric `staleness_mean`: policy versions since the oldest token of a group, over groups;
+    `oldest` is the largest. `scored` are values asked for, one for each rollout and time.
+    """
 
     step_seconds: float
     tokens_per_second: float
@@ -48,15 +60,46 @@ class Outcome:
     oldest: int
     stale_groups: float
     rows_per_gpu: float
+    scored: float
     idle: dict[str, float]
+
+
+class Durations(Protocol):
+    """Seconds of the trainers' and the evaluator's pieces of work, of rollouts given by their sampled tokens."""
+
+    @property
+    def publish_seconds(self) -> float:
+        """New weights of the policy on their way to the engines."""
+        ...
+
+    @property
+    def credit_seconds(self) -> float:
+        """What the orchestrator does with a batch before the trainers have it."""
+        ...
+
+    def policy_seconds(self, tokens: Sequence[float]) -> float:
+        """Everything that the policy trainer does with a batch."""
+        ...
+
+    def score_value_seconds(self, tokens: Sequence[float]) -> float:
+        """The evaluator on these rollouts."""
+        ...
+
+    def train_value_seconds(self, tokens: Sequence[float]) -> float:
+        """A critic update on these rollouts."""
+        ...
 
 
 @dataclass(eq=False)
 class _Group:
+    """`left` members generate, `unscored` wait for an answer; `values` are the critic's versions that members have."""
+
     rollouts: list[SimulatedRollout]
     left: int
+    gpu: GeneratingGpu
     unscored: int = 0
-    ended: list[SimulatedRollout] = field(default_factory=list)
+    repairs: int = 0
+    values: dict[SimulatedRollout, int] = field(default_factory=dict)
 
     @property
     def oldest(self) -> int:
@@ -70,22 +113,24 @@ class AsynchronousRun:
     Args:
         settings: the rules' sizes.
         work: how long each piece takes.
-        roofline: for decoding.
+        costs: of generating.
         lengths: of rollouts.
         gpus: that generate.
         most_rows: of one of them.
+        chunk_tokens: of an engine's chunk, 0 without.
         seed: of the lengths.
     """
 
     def __init__(
         self,
         settings: AsynchronousSettings,
-        work: Work,
-        roofline: Roofline,
-        lengths: Lengths,
+        work: Durations,
+        costs: EngineCosts,
+        lengths: Lengths | MeasuredLengths,
         *,
         gpus: int,
         most_rows: int,
+        chunk_tokens: int = 0,
         seed: int = 0,
     ) -> None:
         self._settings = settings
@@ -97,13 +142,15 @@ class AsynchronousRun:
         self._gpus = [
             GeneratingGpu(
                 self._environment,
-                roofline,
+                costs,
                 prompt_tokens=lengths.prompt,
                 most_rows=most_rows,
                 on_end=self._rollout_ended,
+                chunk_tokens=chunk_tokens,
             )
             for _ in range(gpus)
         ]
+        self._orchestrator = Worker(self._environment)
         self._policy = Worker(self._environment)
         self._value_trainer = Worker(self._environment)
         self._evaluator = self._value_trainer if settings.colocated else Worker(self._environment)
@@ -112,7 +159,14 @@ class AsynchronousRun:
         self._training: list[int] = []
         self._issued = 0
         self._version = 0
+        self._value_version = 0
+        self._scored = 0
+        self._requests: deque[tuple[int, list[SimulatedRollout]]] = deque()
+        self._scoring = False
+        self._batch_version = 0
         self._owed = 0.0
+        self._updating = False
+        self._update_tokens = 0.0
         self._stale = 0
         self._steps: list[tuple[float, float, float, int]] = []  # time, tokens, mean staleness, largest
 
@@ -134,15 +188,18 @@ class AsynchronousRun:
     # What the orchestrator does.
 
     def _ask_for_groups(self) -> None:
-        if not self._settings.max_staleness and (self._training or not self._value_trainer.idle):
+        if not self._settings.max_staleness and (self._training or self._updating):
             return
-        open_now = len(self._groups) - len(self._training)
+        # Those that came too late are ended with the next batch; others are asked for in their place.
+        too_late = sum(self._is_stale(number) for number in self._ready)
+        open_now = len(self._groups) - len(self._training) - too_late
         for _ in range(self._settings.groups_in_flight - open_now):
             number, self._issued = self._issued, self._issued + 1
             rollouts = [SimulatedRollout(number, float(tokens)) for tokens in self._next_lengths()]
-            self._groups[number] = _Group(rollouts, len(rollouts), unscored=len(rollouts))
             # A group stays together, so that its prompt is read once; one of K > rows is parted by waiting.
-            min(self._gpus, key=lambda gpu: gpu.load).play(rollouts)
+            gpu = min(self._gpus, key=lambda gpu: gpu.load)
+            self._groups[number] = _Group(rollouts, len(rollouts), gpu)
+            gpu.play(rollouts)
 
     def _next_lengths(self) -> np.ndarray:
         if not self._drawn:
@@ -154,7 +211,6 @@ class AsynchronousRun:
         if group is None:
             return
         group.left -= 1
-        group.ended.append(rollout)
         settings = self._settings
         if not settings.has_critic:
             if not group.left:
@@ -165,16 +221,58 @@ class AsynchronousRun:
             self._score(rollout.group, group.rollouts)
 
     def _score(self, number: int, members: list[SimulatedRollout]) -> None:
-        seconds = self._work.score_value_seconds([member.tokens for member in members])
-        self._evaluator.work(seconds, lambda: self._scored(number, len(members)))
+        self._scored += len(members)
+        self._groups[number].unscored += len(members)
+        self._requests.append((number, members))
+        self._score_requests()
 
-    def _scored(self, number: int, count: int) -> None:
+    def _score_requests(self) -> None:
+        """One batch at a time, by one version; what comes while it waits for its turn is in the next one."""
+        if not self._requests or self._scoring:
+            return
+        self._scoring = True
+        batch = self._next_requests()
+        tokens = [member.tokens for _, members in batch for member in members]
+        self._evaluator.work(lambda: self._begin_to_score(tokens), lambda: self._answered(batch))
+
+    def _next_requests(self) -> list[tuple[int, list[SimulatedRollout]]]:
+        """The oldest, up to `score_tokens`."""
+        batch: list[tuple[int, list[SimulatedRollout]]] = []
+        read = 0.0
+        while self._requests:
+            tokens = sum(member.tokens + self._lengths.prompt for member in self._requests[0][1])
+            if batch and read + tokens > self._settings.score_tokens:
+                break
+            batch.append(self._requests.popleft())
+            read += tokens
+        return batch
+
+    def _begin_to_score(self, tokens: list[float]) -> float:
+        self._batch_version = self._value_version
+        return self._work.score_value_seconds(tokens)
+
+    def _answered(self, batch: list[tuple[int, list[SimulatedRollout]]]) -> None:
+        self._scoring = False
+        for number, members in batch:
+            self._have_values(number, members, self._batch_version)
+        self._score_requests()
+
+    def _have_values(self, number: int, members: list[SimulatedRollout], version: int) -> None:
         group = self._groups.get(number)
         if group is None:  # cancelled meanwhile
             return
-        group.unscored -= count
-        if not group.unscored:
+        group.unscored -= len(members)
+        group.values |= dict.fromkeys(members, version)
+        if group.left or group.unscored:
+            return
+        newest, oldest = max(group.values.values()), min(group.values.values())
+        if newest == oldest:
             self._make_ready(number)
+            return
+        # A group is credited by one version. The critic may have moved on again meanwhile: then all in one request.
+        old = [member for member, found in group.values.items() if group.repairs or found < newest]
+        group.repairs += 1
+        self._score(number, old)
 
     def _make_ready(self, number: int) -> None:
         self._ready.append(number)
@@ -192,8 +290,12 @@ class AsynchronousRun:
         taken = {*self._training, *stale}
         self._ready = [number for number in self._ready if number not in taken]
         self._end(stale)
+        # The versions do not move while a batch is in hand: its age is that of now.
+        self._orchestrator.work(self._work.credit_seconds, self._hand_over)
+
+    def _hand_over(self) -> None:
         members = [rollout for number in self._training for rollout in self._groups[number].rollouts]
-        ages = [self._version - rollout.version for rollout in members]
+        ages = [self._version - self._groups[number].oldest for number in self._training]
         tokens = sum(rollout.tokens for rollout in members)
         seconds = self._work.policy_seconds([rollout.tokens for rollout in members])
         self._policy.work(seconds, lambda: self._policy_stepped(tokens, float(np.mean(ages)), max(ages)))
@@ -205,37 +307,50 @@ class AsynchronousRun:
         if not settings.has_critic:
             return
         self._owed += settings.updates_per_step
-        mean = float(np.mean(tokens))
-        while self._owed >= 1:
-            self._owed -= 1
-            seconds = self._work.train_value_seconds([mean] * settings.update_rollouts)
-            self._value_trainer.work(seconds, self._ask_for_groups)
+        self._update_tokens = float(np.mean(tokens))
+        self._update_critic()
+
+    def _update_critic(self) -> None:
+        """One update at a time: whoever shares the trainer's GPUs has a turn in between."""
+        if self._updating or self._owed < 1:
+            return
+        self._owed -= 1
+        self._updating = True
+        seconds = self._work.train_value_seconds([self._update_tokens] * self._settings.update_rollouts)
+        self._value_trainer.work(seconds, self._critic_updated)
+
+    def _critic_updated(self) -> None:
+        self._value_version += 1
+        self._updating = False
+        self._update_critic()
+        self._ask_for_groups()
 
     def _policy_stepped(self, tokens: float, staleness: float, oldest: int) -> None:
         done, self._training = self._training, []
         self._end(done, stale=False)
         self._version += 1
         self._steps.append((self._environment.now, tokens, staleness, oldest))
+        oldest_useful = self._version - self._settings.max_staleness if self._settings.cancel_stale else 0
         for gpu in self._gpus:
-            gpu.adopt(self._version, self._work.publish_seconds)
-        if self._settings.cancel_stale:
-            self._cancel(self._version - self._settings.max_staleness)
+            gpu.adopt(self._version, self._work.publish_seconds, partial(self._give_up, gpu, oldest_useful))
         self._ask_for_groups()
         self._begin_batch()
 
-    def _cancel(self, oldest_useful: int) -> None:
-        """End the groups that still generate and hold a token from before `oldest_useful`."""
+    def _give_up(self, gpu: GeneratingGpu, oldest_useful: int) -> None:
+        """End the groups that still generate on this one and hold a token from before `oldest_useful`."""
         too_old = {
             number
             for number, group in self._groups.items()
-            if group.left and any(0 <= rollout.version < oldest_useful for rollout in group.rollouts)
+            if group.gpu is gpu
+            and group.left
+            and any(0 <= rollout.version < oldest_useful for rollout in group.rollouts)
         }
         if not too_old:
             return
-        for gpu in self._gpus:
-            gpu.forget(too_old)
-            gpu.cancel(lambda rollout: rollout.group in too_old)
+        gpu.forget(too_old)
+        gpu.cancel(lambda rollout: rollout.group in too_old)
         self._end(sorted(too_old))
+        self._ask_for_groups()
 
     def _is_stale(self, number: int) -> bool:
         return self._version - self._groups[number].oldest > self._settings.max_staleness
@@ -247,17 +362,16 @@ class AsynchronousRun:
 
     # What is told of it.
 
-    def _snapshot(self) -> tuple[float, dict[str, float], float, int]:
+    def _snapshot(self) -> tuple[float, dict[str, float], int, int]:
         generating = sum(gpu.busy_seconds for gpu in self._gpus) / len(self._gpus)
         busy = {"inference": generating, "policy trainer": self._policy.busy_seconds}
         if self._settings.has_critic:
             busy["value trainer"] = self._value_trainer.busy_seconds
             if not self._settings.colocated:
                 busy["evaluator"] = self._evaluator.busy_seconds
-        rows = sum(gpu.tokens for gpu in self._gpus)
-        return self._environment.now, busy, rows, self._stale
+        return self._environment.now, busy, self._scored, self._stale
 
-    def _outcome(self, since: tuple[float, dict[str, float], float, int], skip: int) -> Outcome:
+    def _outcome(self, since: tuple[float, dict[str, float], int, int], skip: int) -> Outcome:
         until = self._snapshot()
         seconds = until[0] - since[0]
         counted = self._steps[skip:]
@@ -270,12 +384,21 @@ class AsynchronousRun:
             oldest=max(oldest for *_, oldest in counted),
             stale_groups=(until[3] - since[3]) / len(counted),
             rows_per_gpu=self._settings.groups_in_flight * self._settings.group_size / len(self._gpus),
+            scored=(until[2] - since[2]) / len(counted),
             idle=idle,
         )
 
 
 def rollout_seconds(
-    roofline: Roofline, lengths: Lengths, *, groups: int, group_size: int, gpus: int, most_rows: int, seed: int = 0
+    costs: EngineCosts,
+    lengths: Lengths | MeasuredLengths,
+    *,
+    groups: int,
+    group_size: int,
+    gpus: int,
+    most_rows: int,
+    chunk_tokens: int = 0,
+    seed: int = 0,
 ) -> tuple[float, float]:
     """One batch alone, as a synchronous run plays it.
 
@@ -287,10 +410,11 @@ def rollout_seconds(
     engines = [
         GeneratingGpu(
             environment,
-            roofline,
+            costs,
             prompt_tokens=lengths.prompt,
             most_rows=most_rows,
             on_end=lambda _: ended_at.append(environment.now),
+            chunk_tokens=chunk_tokens,
         )
         for _ in range(gpus)
     ]

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from lecritique.config.resolve import teacher_content, uses_teacher
 from lecritique.config.schema import NoContext, ReferenceContext, RunConfig, SiblingsContext
 from lecritique.config.teachers import NoModulation
-from lecritique.planning.placement import Placement, memory_on_gpus
+from lecritique.planning.placement import Placement, memory_on_gpus, trained_on
 from lecritique.planning.roofline import Roofline
+from lecritique.planning.weights import ModelWeights, published_bytes
 
 # Tokens of what is told of a reference; others (a rubric, what a task declares) are taken to be as long as a solution.
 # Assumed.
 _TOLD_TOKENS = {"none": 0.0, "answer": 40.0, "solution": 1500.0, "both": 1540.0}
+
+_MODELS = {"policy trainer": "policy", "value trainer": "critic"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,8 @@ class Work:
     response_tokens: int
     told_to_critic: int | None = None
     """Tokens of the critic's context, where that is not left to the assumption."""
+    credit_seconds: float = 0.0
+    """Of a batch, between its last value and its first trainer: milliseconds, where steps take seconds."""
 
     def forward_flops(self, tokens: Sequence[float], *, output: bool, before: float = 0.0) -> float:
         """One forward pass over rollouts with their prompts, and `before` tokens that only this reader sees."""
@@ -44,16 +49,12 @@ class Work:
 
     def train_value_seconds(self, tokens: Sequence[float]) -> float:
         """A critic update on these rollouts, and its publication."""
-        flops = self.forward_flops(tokens, output=False, before=self.context_tokens)
-        trained = self.roofline.train_seconds(
-            flops, self.placement.of("value trainer"), checkpointing=self.checkpointing
-        )
-        return trained + self.roofline.publish_seconds(self.roofline.shape.backbone_parameters)
+        trained = self._train_seconds("value trainer", tokens, output=False, before=self.context_tokens)
+        return trained + self.roofline.publish_seconds(self._published["critic"])
 
     def train_policy_seconds(self, tokens: Sequence[float]) -> float:
         """All epochs of the policy's update."""
-        flops = self.forward_flops(tokens, output=True) * self.config.policy.epochs
-        return self.roofline.train_seconds(flops, self.placement.of("policy trainer"), checkpointing=self.checkpointing)
+        return self._train_seconds("policy trainer", tokens, output=True) * self.config.policy.epochs
 
     def old_logprob_seconds(self, tokens: Sequence[float]) -> float:
         """The policy before its update on these rollouts; 0 where nothing reads that."""
@@ -81,7 +82,7 @@ class Work:
     @property
     def publish_seconds(self) -> float:
         """New weights of the policy on their way to the engines."""
-        return self.roofline.publish_seconds(self.roofline.shape.parameters)
+        return self.roofline.publish_seconds(self._published["policy"])
 
     @cached_property
     def context_tokens(self) -> float:
@@ -91,10 +92,28 @@ class Work:
         return told_to_critic(self.config, response_tokens=self.response_tokens)
 
     @cached_property
-    def checkpointing(self) -> bool:
-        """Whether activations are checkpointed for want of memory."""
+    def recomputing(self) -> Mapping[str, bool]:
+        """Of each trainer, whether it computes activations again: by its configuration, or for want of memory."""
         held = memory_on_gpus(self.config, self.roofline.shape, self.placement)
-        return any(role.checkpointing for role in held)
+        found = {role.role: role.checkpointing for role in held}
+        return dict.fromkeys(_MODELS, held[0].checkpointing) if self.placement.shared else found
+
+    def _train_seconds(self, role: str, tokens: Sequence[float], *, output: bool, before: float = 0.0) -> float:
+        model = self._models[_MODELS[role]]
+        prompt, recompute = self.prompt_tokens + before, self.recomputing[role]
+        flops = sum(
+            self.roofline.training_flops(prompt + count, output=output, model=model, recompute=recompute)
+            for count in tokens
+        )
+        return self.roofline.train_seconds(flops, self.placement.of(role))
+
+    @cached_property
+    def _models(self) -> Mapping[str, ModelWeights]:
+        return trained_on(self.config, self.roofline.shape, self.placement)
+
+    @cached_property
+    def _published(self) -> Mapping[str, int]:
+        return published_bytes(self.config, self.roofline.shape)
 
 
 def reads_old_logprobs(config: RunConfig) -> bool:

@@ -20,16 +20,17 @@ class Worker:
         """Whether it has nothing to do."""
         return not self._attention.count and not self._attention.queue
 
-    def work(self, seconds: float, done: Callable[[], None]) -> None:
-        """Do something of that length when its turn has come, then call `done`."""
+    def work(self, seconds: float | Callable[[], float], done: Callable[[], None]) -> None:
+        """Do something of that length when its turn has come, then call `done`; the length may be asked for then."""
         # Queued here and not in the process, which begins after whoever asks has gone on: `idle` is true of both.
         self._environment.process(self._working(self._attention.request(), seconds, done))
 
     def _working(
-        self, turn: simpy.resources.resource.Request, seconds: float, done: Callable[[], None]
+        self, turn: simpy.resources.resource.Request, seconds: float | Callable[[], float], done: Callable[[], None]
     ) -> Generator[simpy.Event, None, None]:
         yield turn
-        self.busy_seconds += seconds
-        yield self._environment.timeout(seconds)
+        length = seconds() if callable(seconds) else seconds
+        self.busy_seconds += length
+        yield self._environment.timeout(length)
         self._attention.release(turn)
         done()

@@ -21,7 +21,6 @@ from lecritique.core.trajectory import Judged, PolicyBatch
 from lecritique.core.weights import WeightManifest
 from lecritique.models.adapters import frozen_digest, own_weights
 from lecritique.models.optimizer import Optimizer
-from lecritique.models.packed_attention import reads_packed
 from lecritique.models.ranks import Alone, Ranks
 from lecritique.models.restoring import require_same_base, restore_weights
 from lecritique.models.scoring import (
@@ -255,8 +254,8 @@ class PolicyTrainer:
         teacher = _columns(batch, "teacher_logprobs") if self._late else None
         rows = [token_row(trajectory) for trajectory in trajectories]
         self.trained.add(row.read_tokens for row in rows)
-        how: dict[str, Any] = {"split": self._ranks.micro_batches, "packed": reads_packed(self.model)}
-        for micro in in_micro_batches(rows, max_tokens=self._max_tokens, device=self.model.device, **how):
+        split = self._ranks.micro_batches
+        for micro in in_micro_batches(self.model, rows, max_tokens=self._max_tokens, split=split):
             lp_N = self._ranks.run(self.model, action_logprobs, micro, temperature=self._temperature)
             lq_N = micro.gathered(sampled, lp_N.dtype)
             old_N = None if old is None else micro.gathered(old, lp_N.dtype)
@@ -274,8 +273,8 @@ class PolicyTrainer:
         rows, told_rows = [token_row(member.trajectory) for member in batch.members], self.teacher.rows(batch.members)
         self.trained.add(row.read_tokens for row in rows)
         self.teacher.read.add(row.read_tokens for row in told_rows)
-        how: dict[str, Any] = {"split": self._ranks.micro_batches, "packed": reads_packed(self.model)}
-        pairs = in_paired_micro_batches(rows, told_rows, max_tokens=self._max_tokens, device=self.model.device, **how)
+        split = self._ranks.micro_batches
+        pairs = in_paired_micro_batches(self.model, rows, told_rows, max_tokens=self._max_tokens, split=split)
         for read, told in pairs:
             own = partial(divergences, config)
             loss_N = self._ranks.run(self.model, own, self.teacher.model, read, told, temperature=self._temperature)

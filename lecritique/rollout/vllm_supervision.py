@@ -30,12 +30,16 @@ class Supervision:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaLost:
-    """A replica has failed; `replacement` is the number of the one that starts in its place, None without one."""
+    """A replica has failed; `replacement` is the number of the one that starts in its place, None without one.
+
+    `actor` is the one that it belonged to, None where the run's own process started it.
+    """
 
     number: int
     reason: str
     replacement: int | None
     restarts_left: int
+    actor: str | None = None
 
 
 class Replicas:

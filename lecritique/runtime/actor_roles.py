@@ -10,7 +10,9 @@ from lecritique.actors.cluster import Cluster, Seat
 from lecritique.actors.crew import Casting, Crew
 from lecritique.actors.engine import RemoteEngine
 from lecritique.actors.evaluator import RemoteCopies, RemoteCritic, RemoteEvaluator, TrainersCritic, remote_values
-from lecritique.actors.seats import CRITIC, ENGINE, EVALUATOR, POLICY, colocates, seats_of
+from lecritique.actors.groups import TrainerGroup
+from lecritique.actors.liveness import Patience
+from lecritique.actors.seats import CRITIC, ENGINE, EVALUATOR, POLICY, colocates, ranks_of, seats_of
 from lecritique.actors.trainers import PublishedWeights, RemotePolicyTrainer, RemoteValueTrainer
 from lecritique.config.engines import Vllm
 from lecritique.config.resolve import uses_teacher
@@ -23,6 +25,7 @@ from lecritique.runtime.value_service import served_values
 
 # Folders of a run: what its actors print, and what they and the run hand each other while it goes on.
 LOGS, EXCHANGE = "logs", "exchange"
+_HOSTING, _GROUP_HOSTING = "lecritique.runtime.hosting", "lecritique.runtime.group_hosting"
 _MAKERS = {ENGINE: "engine_host", EVALUATOR: "scoring_host", POLICY: "policy_host", CRITIC: "value_host"}
 
 
@@ -43,17 +46,22 @@ class ActorRoles:
         place = directory.path.absolute()
         self._exchange = place / EXCHANGE
         self._weights = self._exchange / "weights"
-        actors = config.runtime.actors
+        actors, seats = config.runtime.actors, seats_of(config)
         self.store: PublishedWeights
         """Made by `begin`."""
         self.crew = Crew(
             cluster,
-            {seat: self._casting(seat) for seat in seats_of(config)},
+            {seat: self._casting(seat) for seat in seats if not self._in_group(seat)},
             logs=place / LOGS,
             start_seconds=actors.start_seconds,
+            patience=Patience(silent_seconds=actors.silent_seconds, stuck_seconds=actors.stuck_seconds),
             restarts=actors.restarts,
             tell=directory.append_event,
         )
+        for role in (POLICY, CRITIC):
+            cast = {seat: self._casting(seat) for seat in seats if seat.role == role and self._in_group(seat)}
+            if cast:
+                self.crew.members.append(TrainerGroup(cast, self.crew, self._exchange / "meetings"))
 
     def begin(self) -> None:
         """Every actor loads its model: version 0 of everything, whatever it held before.
@@ -113,9 +121,18 @@ class ActorRoles:
         self.crew.close()
         shutil.rmtree(self._exchange, ignore_errors=True)
 
+    def _in_group(self, seat: Seat) -> bool:
+        """Whether the seat is of a trainer on several ranks."""
+        return seat.role in (POLICY, CRITIC) and ranks_of(self._config, seat.role) > 1
+
     def _casting(self, seat: Seat) -> Casting:
+        given = self._config.model_dump_json()
+        if self._in_group(seat):
+            ranks = ranks_of(self._config, seat.role)
+            if not seat.number:
+                maker = f"{_GROUP_HOSTING}:leading_{_MAKERS[seat.role]}"
+                return Casting(maker=maker, arguments=(given, str(self._weights), ranks))
+            arguments = (given, "policy" if seat.role == POLICY else "critic", seat.number, ranks)
+            return Casting(maker=f"{_GROUP_HOSTING}:following_host", arguments=arguments)
         copies = (2 if self._config.runtime.loop == "asynchronous" else 1,) if seat.role == EVALUATOR else ()
-        return Casting(
-            maker=f"lecritique.runtime.hosting:{_MAKERS[seat.role]}",
-            arguments=(self._config.model_dump_json(), str(self._weights), *copies),
-        )
+        return Casting(maker=f"{_HOSTING}:{_MAKERS[seat.role]}", arguments=(given, str(self._weights), *copies))

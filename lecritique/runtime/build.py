@@ -28,6 +28,7 @@ from lecritique.models.chat import ChatRenderer
 from lecritique.models.devices import default_device
 from lecritique.models.loading import LanguageModel, load_causal_lm
 from lecritique.models.merging import MergingStore
+from lecritique.models.packed_attention import reads_packed
 from lecritique.models.recomputation import recompute_activations
 from lecritique.models.scoring import require_plain_head
 from lecritique.models.value_model import ValueModel
@@ -132,7 +133,7 @@ def configured_model(config: RunConfig, device: str | torch.device) -> LanguageM
         config.model.name,
         dtype=getattr(torch, runtime.dtype),
         device=device,
-        packed=runtime.layout == "packed",
+        packed=None if runtime.layout is None else runtime.layout == "packed",
     )
 
 
@@ -156,6 +157,7 @@ def facts_of(environment: Environment, language: LanguageModel) -> Facts:
         device=str(language.model.device),
         context_length=language.context_length,
         reward_range=environment.reward_range,
+        takes_packed=reads_packed(language.model),
     )
 
 
@@ -327,6 +329,8 @@ def value_system(
         trainer = actors.value_trainer(trained)
         evaluator = actors.evaluator(trainer)
     else:
+        if config.runtime.placement == "colocated" and isinstance(store, MemoryWeightStore):
+            store.only_name("critic")  # values are scored with the trainer's own weights
         make = group.value_trainer if group else ValueTrainer
         trainer = make(trained, critic.optimizer, store, max_tokens=config.runtime.micro_batch_tokens)
         evaluator = _evaluator(trainer, trained, store, config, context_length)

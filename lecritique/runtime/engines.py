@@ -64,7 +64,9 @@ def vllm_engine(
     start: Callable[..., ReplicaProcess] = ReplicaProcess,
 ) -> VllmEngine:
     """An engine in processes of its own; `start` makes one of them."""
-    chosen, kind, dtype = config.runtime.engine, model.device.type, config.runtime.dtype
+    chosen, dtype = config.runtime.engine, config.runtime.dtype
+    # The model given may lie on the CPU all the same: the replicas' GPUs are theirs.
+    kind = torch.device(config.runtime.device or model.device).type
     assert isinstance(chosen, Vllm) and dtype != "float64"
     settings = ReplicaSettings(
         model_folder="",
@@ -101,8 +103,8 @@ def engine_restarts(engine: Engine) -> int:
 
 
 def watch_replicas(engine: Engine, tell: Callable[[ReplicaLost], None]) -> None:
-    """Have `tell` called with every replica that fails, on a thread of the engine."""
-    if isinstance(engine, VllmEngine):
+    """Have `tell` called with every replica of vLLM that fails, on a thread of the engine's or of its caller's."""
+    if isinstance(engine, VllmEngine | RemoteEngine):
         engine.watch(tell)
 
 

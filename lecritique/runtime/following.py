@@ -5,25 +5,19 @@ Started by `training_group.py`, whose folder holds the resolved configuration an
 
 from __future__ import annotations
 
-import gc
 import sys
 from pathlib import Path
-from typing import Any
 
 from torch.distributed.device_mesh import init_device_mesh
 
-from lecritique.config.resolve import uses_critic, uses_teacher
 from lecritique.config.schema import RunConfig
 from lecritique.core.errors import LecritiqueError, RoleFailure
-from lecritique.critic.trainer import ValueTrainer
 from lecritique.distributed.groups import Place, process_group
 from lecritique.distributed.leading import Follower
 from lecritique.distributed.together import Together
-from lecritique.distributed.weights import GatheredStore
-from lecritique.policy.trainer import PolicyTrainer
-from lecritique.runtime.build import configured_model, new_critic, self_teacher, trained_policy
 from lecritique.runtime.parent import end_with_parent
-from lecritique.runtime.training_group import CONFIG, MEETING, READY, device_of, sharded_copy
+from lecritique.runtime.sharded_trainers import FollowingModels, Rank
+from lecritique.runtime.training_group import CONFIG, MEETING, READY, device_of
 
 
 def main(folder: Path, rank: int) -> None:
@@ -36,29 +30,11 @@ def main(folder: Path, rank: int) -> None:
     config = RunConfig.model_validate_json((folder / CONFIG).read_text(encoding="utf-8"))
     place = Place(rank=rank, ranks=config.runtime.ranks, local_rank=rank)
     device = device_of(config, place)
-    language = configured_model(config, device)
-    critic = new_critic(language.model, config) if uses_critic(config) else None
-    policy = trained_policy(language.model, config)
-    teacher = self_teacher(policy, config, language.context_length) if uses_teacher(config) else None
+    models = FollowingModels(config, device)
     (folder / READY.format(rank=rank)).touch()
     with process_group(place, device, meeting=folder / MEETING):
         ranks, mesh = Together(device), init_device_mesh(device.type, (place.ranks,))
-        how: dict[str, Any] = {"max_tokens": config.runtime.micro_batch_tokens, "ranks": ranks}
-        store = GatheredStore(None, ranks)
-        trainers: dict[str, Any] = {
-            "policy": PolicyTrainer(
-                sharded_copy(policy, config, mesh),
-                config.policy,
-                store,
-                temperature=config.sampling.temperature,
-                teacher=teacher,
-                **how,
-            )
-        }
-        if critic is not None:
-            trainers["critic"] = ValueTrainer(sharded_copy(critic, config, mesh), config.critic.optimizer, store, **how)
-        del language, policy, critic  # the whole weights
-        gc.collect()  # recomputed layers refer to themselves
+        trainers = models.into_shards(Rank(config=config, ranks=ranks, mesh=mesh))
         try:
             Follower(trainers, ranks=ranks, mesh=mesh).follow()
         except RuntimeError as error:  # what a collective raises when a process is gone

@@ -108,7 +108,7 @@ class _Reference:
 
     def train(self, rows: list[TokenRow]) -> None:
         """Forward and backward."""
-        for batch in in_micro_batches(rows, max_tokens=1 << 20, device=self.model.device):
+        for batch in in_micro_batches(self.model, rows, max_tokens=1 << 20):
             torch.autograd.backward(action_logprobs(self.model, batch, temperature=1.0).mean())
         self.model.zero_grad(set_to_none=True)
 

@@ -219,7 +219,7 @@ def measure_critic(model: ValueModel, samples: Sequence[ValueSample], *, max_tok
     errors: dict[int, list[NDArray[np.float64]]] = {}
     returns: dict[int, list[NDArray[np.float64]]] = {}
     total, tokens = 0.0, 0
-    for micro in in_micro_batches(rows, max_tokens=max_tokens, device=model.device):
+    for micro in in_micro_batches(model, rows, max_tokens=max_tokens):
         outputs_NA = action_value_outputs(model, micro)
         targets_N = micro.gathered(targets, outputs_NA.dtype)
         total += float(model.losses_of(outputs_NA, targets_N).double().sum())

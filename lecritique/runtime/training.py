@@ -24,6 +24,7 @@ from lecritique.runtime.engines import watch_replicas
 from lecritique.runtime.evaluation import evaluates, evaluation_metrics
 from lecritique.runtime.interrupts import Interrupts
 from lecritique.runtime.local_runtime import LocalRuntime
+from lecritique.runtime.replacements import replacements_in
 from lecritique.runtime.reward_watch import WATCHED_STEPS, RewardWatch
 from lecritique.runtime.run_state import run_state
 from lecritique.runtime.saving import Saver, Warn, warn_on_stderr
@@ -161,6 +162,8 @@ class Recorder:
         self._warn = warn
         self._sinks: list[Sink] = []
         self._watch = RewardWatch(max(0, WATCHED_STEPS - first))
+        # The engine counts from when it was made; the run may have had others before.
+        self._replaced_before = replacements_in(directory.path)
         self.done = first
 
     @property
@@ -183,6 +186,7 @@ class Recorder:
 
     def record(self, index: int, metrics: dict[str, float]) -> None:
         """A step is done."""
+        metrics["engine_restarts"] += self._replaced_before
         self._directory.append_metrics(index, metrics)
         for sink in self._sinks:
             sink.write(index, metrics)

@@ -5,7 +5,6 @@ Each gets a whole model first and keeps its shard of it. Rollouts, values and cr
 
 from __future__ import annotations
 
-import copy
 import os
 import shutil
 import subprocess
@@ -24,17 +23,16 @@ from lecritique.config.estimators import OptimizerConfig
 from lecritique.config.schema import PolicySection, RunConfig
 from lecritique.core.errors import ConfigurationError, RoleFailure
 from lecritique.critic.trainer import ValueTrainer
+from lecritique.distributed.gathering import gathered
 from lecritique.distributed.groups import Place, process_group
-from lecritique.distributed.leading import Leader, LeadingCheckpoints, LeadingPolicyTrainer, LeadingValueTrainer
-from lecritique.distributed.sharding import shard
+from lecritique.distributed.leading import Leader, LeadingCheckpoints
 from lecritique.distributed.together import Together
-from lecritique.distributed.weights import GatheredStore
 from lecritique.models.adapters import load_own_weights, own_weights
-from lecritique.models.ranks import whole
 from lecritique.models.value_model import ValueModel
 from lecritique.models.weights import WeightStore
 from lecritique.policy.trainer import PolicyTrainer
 from lecritique.runtime.parent import named_parent
+from lecritique.runtime.sharded_trainers import CRITIC, POLICY, Rank
 
 CONFIG, MEETING, READY = "config.json", "meeting", "ready-{rank}"
 _LOOK_SECONDS = 0.05
@@ -42,55 +40,36 @@ _PATIENCE_SECONDS = 20.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TrainingGroup:
+class TrainingGroup(Rank):
     """What rank 0 needs to make trainers that lead the others."""
 
-    config: RunConfig
-    ranks: Together
-    mesh: Any
     leader: Leader
-
     _own: dict[str, Any] = field(default_factory=dict)
 
-    def policy_trainer(self, model: Any, section: PolicySection, store: WeightStore, **how: Any) -> PolicyTrainer:
-        """In place of `PolicyTrainer(...)`; the model stays as it is, its copy is in shards."""
-        self._own["policy"] = model
-        own = sharded_copy(model, self.config, self.mesh)
-        gathered = GatheredStore(store, self.ranks)
-        return LeadingPolicyTrainer(own, section, gathered, leader=self.leader, ranks=self.ranks, **how)
+    def policy_trainer(
+        self, model: Any, section: PolicySection, store: WeightStore | None, **how: Any
+    ) -> PolicyTrainer:
+        """As `Rank.policy_trainer`; the model is kept for `whole_model`."""
+        self._own[POLICY] = model
+        return super().policy_trainer(model, section, store, **how)
 
     def value_trainer(
-        self, model: ValueModel, optimizer: OptimizerConfig, store: WeightStore, **how: Any
+        self, model: ValueModel, optimizer: OptimizerConfig, store: WeightStore | None, **how: Any
     ) -> ValueTrainer:
-        """In place of `ValueTrainer(...)`, likewise."""
-        self._own["critic"] = model
-        own = sharded_copy(model, self.config, self.mesh)
-        gathered = GatheredStore(store, self.ranks)
-        return LeadingValueTrainer(own, optimizer, gathered, leader=self.leader, ranks=self.ranks, **how)
+        """Likewise."""
+        self._own[CRITIC] = model
+        return super().value_trainer(model, optimizer, store, **how)
 
     def whole_model(self, role: str, trainer: Any) -> Any:
         """The trainer's model in one piece, to be saved; the one that the trainer was made from."""
         with self.leader.calling("group", "gather", role):
-            state = {name: whole(tensor) for name, tensor in own_weights(trainer.model).items()}
+            state = gathered(own_weights(trainer.model), keep=True)
         load_own_weights(self._own[role], state)
         return self._own[role]
 
     def checkpoints(self, folder: Path, keep: int) -> LeadingCheckpoints:
         """The run's checkpoints."""
         return LeadingCheckpoints(folder, keep, ranks=self.ranks, mesh=self.mesh, leader=self.leader)
-
-
-def sharded_copy(model: Any, config: RunConfig, mesh: Any) -> Any:
-    """A copy of the model in shards; with bfloat16 arithmetic its weights are float32."""
-    own = copy.deepcopy(model)
-    narrow = config.runtime.dtype == "bfloat16"
-    shard(
-        own.float() if narrow else own,
-        mesh,
-        compute_dtype=torch.bfloat16 if narrow else None,
-        recompute=config.runtime.recompute_activations,
-    )
-    return own
 
 
 def device_of(config: RunConfig, place: Place) -> torch.device:

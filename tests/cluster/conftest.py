@@ -10,11 +10,12 @@ import pytest
 
 @pytest.fixture(scope="session")
 def ray() -> Iterator[Any]:
-    """A cluster with a seat for every role, two for engines and evaluators."""
+    """A cluster with a seat for every role, two for engines and evaluators and for each trainer's ranks."""
     from lecritique.actors.ray_cluster import ray_cluster
     from lecritique.actors.seats import cluster_settings
     from tests.integration.short_runs import small_config
 
     two = ("runtime.actors.engines.replicas=2", "runtime.actors.evaluators.replicas=2")
-    with ray_cluster(cluster_settings(small_config("runtime.type=ray", *two, arm="pvf"))) as cluster:
+    ranks = ("runtime.actors.policy.ranks=2", "runtime.actors.critic.ranks=2")
+    with ray_cluster(cluster_settings(small_config("runtime.type=ray", *two, *ranks, arm="pvf"))) as cluster:
         yield cluster

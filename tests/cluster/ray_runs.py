@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterable
@@ -66,18 +67,29 @@ def wait_for_the_end(pids: Iterable[int]) -> None:
         time.sleep(0.1)
 
 
+def wait_for_steps(run: Path, count: int, process: subprocess.Popen[str], seconds: float = 600.0) -> None:
+    """Wait until a run that is a process has recorded so many steps."""
+    deadline = time.monotonic() + seconds
+    while len(records(run / "metrics.jsonl")) < count:
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        time.sleep(0.02)
+
+
 class Killer(threading.Thread):
-    """Kills (SIGKILL) the actors of a run, one after the other, each some time after a step was recorded.
+    """Kills or stops the actors of a run, one after the other, each some time after a step was recorded.
 
     Args:
         run: the directory.
         roles: in this order.
         seed: of the moments.
+        by: the signal.
     """
 
-    def __init__(self, run: Path, roles: tuple[str, ...], *, seed: int) -> None:
+    def __init__(self, run: Path, roles: tuple[str, ...], *, seed: int, by: signal.Signals = signal.SIGKILL) -> None:
         super().__init__(daemon=True)
         self.killed: list[str] = []
+        self.pids: list[int] = []
+        self._by = by
         self._run, self._roles = run, roles
         self._draw = random.Random(seed)
         self._ended = threading.Event()
@@ -91,8 +103,10 @@ class Killer(threading.Thread):
             time.sleep(self._draw.uniform(0.0, 0.5))
             if self._ended.is_set():
                 return
-            os.kill(actors_of(self._run)[role], signal.SIGKILL)
+            pid = actors_of(self._run)[role]
+            os.kill(pid, self._by)
             self.killed.append(role)
+            self.pids.append(pid)
             rows = len(records(self._run / "metrics.jsonl")) + 1
 
     def end(self) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import time
 from pathlib import Path
+
+import pytest
 
 from lecritique.core.errors import EXIT_CONFIGURATION, EXIT_INTERRUPTED, EXIT_OK
 from lecritique.runs.directory import read_status
-from tests.cluster.ray_runs import NEEDS_RAY, ON_RAY, SETTINGS, actors_of, real, records, wait_for_the_end
+from tests.cluster.ray_runs import NEEDS_RAY, ON_RAY, SETTINGS, actors_of, real, wait_for_steps, wait_for_the_end
 from tests.integration.command_line import finish, require_one_sentence, start
 from tests.integration.run_files import differences
 from tests.integration.short_runs import SMALL, small_config
@@ -18,13 +18,6 @@ from tests.unit.actors.thread_cluster import run_locally
 pytestmark = NEEDS_RAY
 SECONDS = 600.0
 ARGUMENTS = ("train", "demo", "--arm", "pvf", *SMALL, *ON_RAY, "run.steps=8")
-
-
-def wait_for_steps(run: Path, count: int, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while len(records(run / "metrics.jsonl")) < count:
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
-        time.sleep(0.02)
 
 
 def test_an_interrupted_run_is_saved_and_goes_on_to_the_same_bits(tmp_path: Path) -> None:
@@ -67,7 +60,10 @@ def test_roles_that_find_no_place_are_one_sentence_and_no_directory(tmp_path: Pa
     assert not run.exists()
 
 
-def test_a_cluster_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
-    process = start(*ARGUMENTS, "runtime.address=127.0.0.1:1", cwd=tmp_path)
-    answer = finish(process, SECONDS)
-    require_one_sentence(answer, "'runtime.address' = '127.0.0.1:1'", "no Ray cluster", code=EXIT_CONFIGURATION)
+@pytest.mark.parametrize(
+    ("address", "environment"), [("127.0.0.1:1", {}), ("auto", {"RAY_ADDRESS": "127.0.0.1:1"})], ids=["given", "found"]
+)
+def test_a_cluster_that_is_not_there_is_one_sentence(tmp_path: Path, address: str, environment: dict[str, str]) -> None:
+    answer = finish(start(*ARGUMENTS, f"runtime.address={address}", cwd=tmp_path, **environment), SECONDS)
+    words = (f"'runtime.address' = '{address}'", "no Ray cluster", "nobody answers at 127.0.0.1:1")
+    require_one_sentence(answer, *words, code=EXIT_CONFIGURATION)

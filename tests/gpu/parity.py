@@ -117,10 +117,10 @@ def trained_logprobs(model: Any, work: Workload, sampled: Sequence[Trajectory]) 
     """By the pass that the policy's loss is taken from, with its gradient."""
     rows = [token_row(each) for each in sampled]
     found: list[NDArray[np.float64]] = [np.zeros(0)] * len(rows)
-    for micro in in_micro_batches(rows, max_tokens=work.micro_batch_tokens, device=model.device):
+    for micro in in_micro_batches(model, rows, max_tokens=work.micro_batch_tokens):
         with torch.enable_grad():
             flat = action_logprobs(model, micro, temperature=1.0).detach().double().cpu().numpy()
-        ends = np.cumsum(micro.mask_BL.sum(dim=1).tolist())
+        ends = np.cumsum(micro.counts)
         for index, piece in zip(micro.indices, np.split(flat, ends[:-1]), strict=True):
             found[index] = piece
     return found

@@ -51,6 +51,19 @@ def test_an_evaluator_with_the_trainers_weights_gives_the_same_run():
     assert values is not None and isinstance(values.evaluator, TrainersEvaluator)
 
 
+@pytest.mark.parametrize("loop", ["synchronous", "asynchronous"])
+def test_a_critic_that_serves_itself_publishes_no_copy(loop):
+    for placement, kept in (("colocated", False), ("dedicated", True)):
+        parts = small_parts(f"runtime.placement={placement}", f"runtime.loop={loop}", arm="pvf")
+        assert parts.learner.values is not None
+        manifest = parts.learner.values.trainer.publish()
+        if kept:
+            assert parts.store.open(manifest)
+            continue
+        with pytest.raises(KeyError, match="of critic version 0"):
+            parts.store.open(manifest)
+
+
 def test_every_role_reads_one_set_of_frozen_weights():
     parts = small_parts(POLICY, SHARED, "policy.modulation.type=fusion", arm="pvf")
     values = parts.learner.values

@@ -14,6 +14,7 @@ from lecritique.actors.messages import Cancel, RoundReport
 from lecritique.core.ids import GroupId, RolloutId
 from lecritique.core.rollout import Completion, GenerateRequest, Sampling
 from lecritique.core.weights import WeightManifest
+from lecritique.rollout.vllm_supervision import ReplicaLost
 
 
 def request(row: int, member: int = 0, turn: int = 0) -> GenerateRequest:
@@ -55,8 +56,9 @@ class Actor:
             if step is ActorLost:
                 answer.set_exception(ActorLost("gone"))
                 return answer
-            done = tuple(map(completion, step))
-            answer.set_result(RoundReport(completions=done, failures={}, first_versions={}))
+            done = tuple(map(completion, (each for each in step if isinstance(each, str))))
+            lost = tuple(each for each in step if isinstance(each, ReplicaLost))
+            answer.set_result(RoundReport(completions=done, failures={}, first_versions={}, losses=lost))
         else:
             if method == "adopt":
                 self.adopted.append(arguments[0].version)
@@ -144,6 +146,21 @@ def test_groups_stay_together_and_go_where_the_fewest_requests_are() -> None:
     made.advance()
     made.advance()
     assert one.told[0] == ["0.0.0.0", "0.0.1.0", "0.0.2.0"] and two.told[0] == ["1.0.0.0", "2.0.0.0", "3.0.0.0"]
+
+
+def test_what_a_replica_has_replaced_itself_is_counted_and_told() -> None:
+    died = [
+        ReplicaLost(number=at, reason="killed", replacement=at + 1 if at < 2 else None, restarts_left=1 - at)
+        for at in range(3)
+    ]
+    made = engine(Actor(died[:1], ActorLost, died[1:]), exact=False)
+    told: list[ReplicaLost] = []
+    made.watch(told.append)
+    made.submit(request(0))
+    for _ in range(3):
+        made.advance()
+    # Two of the replica's own and the actor itself; the last one was not replaced.
+    assert made.restarts == 3 and [(lost.actor, lost.number) for lost in told] == [("engine 0", at) for at in range(3)]
 
 
 def test_a_request_is_queued_once() -> None:

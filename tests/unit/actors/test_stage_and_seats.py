@@ -9,6 +9,7 @@ from lecritique.actors.cluster import Seat
 from lecritique.actors.crew import Casting, Crew
 from lecritique.actors.evaluator import shared_out
 from lecritique.actors.hosts import ScoringHost
+from lecritique.actors.liveness import Patience
 from lecritique.actors.seats import cluster_settings, described, require_runtime, seats_of
 from lecritique.actors.stage import Stage
 from lecritique.core.errors import ConfigurationError, DivergenceError, RoleFailure
@@ -93,7 +94,7 @@ def test_only_the_key_itself_changes_with_the_type_of_the_runtime() -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (("runtime.ranks=2",), ("'runtime.type' = 'ray'", "'runtime.ranks' = 2")),
+        (("runtime.ranks=2",), ("'runtime.ranks' = 2", "'runtime.actors.policy.ranks'")),
         (("critic.backbone.type=shared", "model.adapter.type=lora"), ("'critic.backbone.type' = 'shared'", "'lora'")),
         (("runtime.engine.type=vllm", "runtime.engine.replicas=2"), ("'runtime.actors.engines'", "got 2")),
         (("runtime.placement=colocated",), ("'runtime.placement' = 'colocated'", "'runtime.loop' = 'asynchronous'")),
@@ -140,7 +141,8 @@ def test_a_critic_without_weights_says_nothing() -> None:
 def test_nothing_of_the_roles_before_is_told_to_a_crew_that_begins_anew(tmp_path) -> None:
     crew = Crew(
         ThreadCluster(()), {Seat(role="engine", cpus=1, gpus=0): Casting(maker=f"{HERE}:made_host", arguments=())},
-        logs=tmp_path, start_seconds=10.0, restarts=0, tell=lambda *_, **__: None,
+        logs=tmp_path, start_seconds=10.0, restarts=0,
+        patience=Patience(silent_seconds=60.0, stuck_seconds=60.0), tell=lambda *_, **__: None,
     )  # fmt: skip
     (member,) = crew.members
     member.prepare = lambda: pytest.fail("told again")

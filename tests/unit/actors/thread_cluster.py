@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lecritique.actors.cluster import ActorLost, Seat
 from lecritique.actors.stage import Stage
@@ -26,12 +26,16 @@ _LOADING = threading.Lock()
 
 @dataclass(frozen=True)
 class Death:
-    """The actor of a seat dies at the `number`-th call of a host's method (from 1), before or after it is done."""
+    """The actor of a seat dies at the `number`-th call of a host's method (from 1), before or after it is done.
+
+    Or it hangs there until it is killed: its process is stopped and answers nothing, or it lives and is lost in it.
+    """
 
     seat: str
     method: str
     number: int
     done: bool = False
+    how: Literal["dies", "stops", "is lost"] = "dies"
 
 
 class ThreadActor:
@@ -41,7 +45,7 @@ class ThreadActor:
         self._seat, self._cluster = seat, cluster
         self._stage = Stage(seat.name, None, {})
         self._threads = ThreadPoolExecutor(seat.concurrent_calls)
-        self._dead = threading.Event()
+        self._dead, self._stopped = threading.Event(), threading.Event()
 
     def call(self, method: str, *arguments: Any) -> Future[Any]:
         answered: Future[Any] = Future()
@@ -50,6 +54,12 @@ class ThreadActor:
             answered.set_exception(ActorLost("it is dead"))
         else:
             self._threads.submit(self._work, answered, method, sent)
+        return answered
+
+    def ping(self) -> Future[Any]:
+        answered: Future[Any] = Future()
+        if not self._stopped.is_set():
+            answered.set_result(None)
         return answered
 
     def kill(self) -> None:
@@ -61,12 +71,16 @@ class ThreadActor:
         called = arguments[1] if method == "call" else method
         death = self._cluster.death(self._seat.name, called)
         if death and not death.done:
-            self.kill()
+            self._end(death)
+        if self._stopped.is_set():
+            self._dead.wait()
         if not self._dead.is_set():
             with _LOADING if method == "make" else nullcontext():
                 answer = pickle.loads(pickle.dumps(getattr(self._stage, method)(*arguments)))
-        if death:
-            self.kill()
+        if death and death.done:
+            self._end(death)
+        if self._stopped.is_set():
+            self._dead.wait()
         if self._dead.is_set():
             answered.set_exception(ActorLost("killed by the test"))
             return
@@ -74,6 +88,14 @@ class ThreadActor:
             answered.set_result(answer.result())
         except Exception as error:
             answered.set_exception(error)
+
+    def _end(self, death: Death) -> None:
+        if death.how == "dies":
+            self.kill()
+        elif death.how == "stops":
+            self._stopped.set()
+        else:
+            self._dead.wait()
 
 
 @dataclass

@@ -20,6 +20,7 @@ from lecritique.config.load import compose, load_recipe
 from lecritique.config.resolve import Facts, resolve
 from lecritique.planning.memory import activation_bytes, role_memory, stored_weights
 from lecritique.planning.shapes import shape_of
+from lecritique.planning.weights import joined_numbers
 
 METRICS = {"reward": 0.25, "tokens_per_second": 12345.6}
 FACTS = Facts(device="cpu", context_length=128, reward_range=(0.0, 1.0))
@@ -165,12 +166,13 @@ def test_the_state_of_a_run_is_told(tmp_path):
 def test_memory_counts_the_copies_of_every_role(dtype, width):
     config = resolve(compose(load_recipe("demo"), arm="value", overrides=[f"runtime.dtype={dtype}"]), FACTS)
     held = {role.role: (role.weights + role.states) / 2**20 for role in role_memory(config, SHAPE)}
-    assert held == {"engine": width, "policy trainer": 4 * width, "evaluator": width, "value trainer": 4 * width}
+    engine = width * (1 + joined_numbers(config, SHAPE) / 2**20)
+    assert held == {"engine": engine, "policy trainer": 4 * width, "evaluator": width, "value trainer": 4 * width}
     assert stored_weights(config, SHAPE) == 2 * width * 2**20
     lines = list(memory(config, SHAPE))
     everything = sum(role.total for role in role_memory(config, SHAPE)) + stored_weights(config, SHAPE)
     assert any(line.endswith(f"all roles {size_text(everything)}") for line in lines)
-    assert any("18 bytes a parameter" in line for line in lines) == (dtype == "bfloat16")
+    assert any("16 bytes a parameter" in line for line in lines) == (dtype == "bfloat16")
     assert activation_bytes(config, SHAPE, checkpointing=True) < activation_bytes(config, SHAPE)
     group = resolve(compose(load_recipe("demo"), arm="mean", overrides=[f"runtime.dtype={dtype}"]), FACTS)
     assert [role.role for role in role_memory(group, SHAPE)] == ["engine", "policy trainer"]

@@ -64,6 +64,19 @@ def test_what_is_derived():
     assert resolve(compose(RECIPE), FACTS).preset == "custom"
 
 
+@pytest.mark.parametrize(
+    ("device", "takes_packed", "layout", "tokens"),
+    [("cpu", True, "packed", 2048), ("cpu", False, "padded", 2048), ("cuda:1", True, "padded", 16384)],
+)
+def test_rows_lie_as_is_best_where_they_are_read(device, takes_packed, layout, tokens):
+    facts = Facts(device=device, context_length=128, reward_range=(0.0, 1.0), takes_packed=takes_packed)
+    runtime = resolved(facts=facts).runtime
+    assert (runtime.layout, runtime.micro_batch_tokens) == (layout, tokens)
+    other = "padded" if layout == "packed" else "packed"
+    said = resolved(f"runtime.layout={other}", "runtime.micro_batch_tokens=77", facts=facts).runtime
+    assert (said.layout, said.micro_batch_tokens) == (other, 77)
+
+
 def test_what_is_said_is_kept():
     config = resolved(
         "critic.replay={batch_size=8,capacity=40,refill_size=16}",

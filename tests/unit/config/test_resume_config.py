@@ -74,3 +74,23 @@ def test_unknown_keys_and_unfit_values_are_the_usual_errors(own) -> None:
 def test_what_may_change_exists() -> None:
     known = set(key_paths(RunConfig))
     assert set(MAY_CHANGE) | set(MAY_CHANGE_BITS) <= known and "run.seed" in known
+
+
+GPUS = [f"runtime.actors.{role}.gpus=1" for role in ("engines", "evaluators", "policy", "critic")]
+
+
+@pytest.mark.parametrize(
+    ("before", "overrides", "device"),
+    [
+        ([], [], "cpu"),
+        ([], ["runtime.type=ray"], None),
+        ([], ["runtime.type=ray", "runtime.device=cpu"], "cpu"),
+        ([], GPUS, "cpu"),  # read on Ray alone
+        (["runtime.type=ray"], ["runtime.actors.restarts=9"], "cpu"),
+        (["runtime.type=ray"], GPUS, None),
+        (["runtime.type=ray", *GPUS], ["runtime.type=local"], None),
+    ],
+)
+def test_the_device_follows_the_models_where_they_move(before, overrides, device) -> None:
+    own = compose(load_recipe("demo"), arm="tether", overrides=[*before, "runtime.device=cpu"])
+    assert with_changes(own, overrides).runtime.device == device

@@ -7,11 +7,12 @@ import pytest
 import torch
 from small_models import VOCABULARY, small_policy
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, StableLmConfig, StableLmForCausalLM
 
 from lecritique.config.losses import Bce
 from lecritique.core.errors import ConfigurationError
-from lecritique.models.packed_attention import Segments, read_packed, reads_packed
+from lecritique.models.loading import load_causal_lm
+from lecritique.models.packed_attention import Segments, packed_if_possible, read_packed, reads_packed
 from lecritique.models.packing import micro_batches
 from lecritique.models.scoring import (
     TokenRow,
@@ -59,12 +60,12 @@ def test_scores_equal_those_of_rows_side_by_side(max_tokens: int, share_prefixes
         np.testing.assert_allclose(theirs, mine, rtol=0, atol=1e-12)
 
 
-def gradients(model, read, *, packed: bool, weights: np.ndarray) -> dict[str, torch.Tensor]:
+def gradients(model, read, *, weights: np.ndarray) -> dict[str, torch.Tensor]:
     """Of a sum over all wanted tokens in which each weighs something else."""
     model.zero_grad()
     rows = rows_of()
     columns = np.split(weights, np.cumsum([row.mask.sum() for row in rows])[:-1])
-    for batch in in_micro_batches(rows, max_tokens=140, device=torch.device("cpu"), packed=packed):
+    for batch in in_micro_batches(model, rows, max_tokens=140):
         read_N = read(model, batch)
         (read_N * batch.gathered(columns, read_N.dtype)).sum().backward()
     return {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
@@ -77,8 +78,8 @@ def test_gradients_equal_those_of_rows_side_by_side() -> None:
         (padded, packed, lambda model, batch: action_logprobs(model, batch, temperature=1.3)),
         (critic, packed_critic, lambda model, batch: action_value_outputs(model, batch)[:, 0]),
     ):
-        expected = gradients(one, read, packed=False, weights=weights)
-        found = gradients(other, read, packed=True, weights=weights)
+        expected = gradients(one, read, weights=weights)
+        found = gradients(other, read, weights=weights)
         assert found.keys() == expected.keys() and max(float(g.abs().max()) for g in expected.values()) > 0.1
         for name, gradient in expected.items():
             # transformers' norms are float32 inside, forwards and backwards.
@@ -87,21 +88,27 @@ def test_gradients_equal_those_of_rows_side_by_side() -> None:
 
 def test_a_packed_row_equals_a_block_diagonal_mask() -> None:
     padded, packed, *_ = models()
-    (batch,) = in_micro_batches(rows_of(), max_tokens=10_000, device=torch.device("cpu"), packed=True)
+    (batch,) = in_micro_batches(packed, rows_of(), max_tokens=10_000)
     lengths = batch.segments.lengths
+    assert list(lengths) == [max(1, rows_of()[index].read_tokens - 1) for index in batch.indices]
     owner = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
     index = torch.arange(len(owner))
     mask = (owner[:, None] == owner) & (index[None, :] <= index[:, None])
     with torch.no_grad():
         expected = padded.get_decoder()(
-            input_ids=batch.token_ids_BL, position_ids=batch.segments.positions, attention_mask=mask[None, None]
+            input_ids=batch.token_ids_BL[:, batch.read_N],
+            position_ids=batch.segments.positions,
+            attention_mask=mask[None, None],
         ).last_hidden_state
-        torch.testing.assert_close(final_states(packed.get_decoder(), batch), expected, rtol=0, atol=1e-12)
+        states = final_states(packed.get_decoder(), batch)
+    torch.testing.assert_close(states[:, batch.read_N], expected, rtol=0, atol=1e-12)
+    unread = torch.ones(states.shape[1], dtype=torch.bool).index_fill(0, batch.read_N, False)
+    assert not states[:, unread].any() and int(unread.sum()) == sum(row.read_tokens > 1 for row in rows_of())
 
 
 def test_entries_stay_in_the_order_of_rows_and_know_their_row() -> None:
-    for packed in (False, True):
-        for batch in in_micro_batches(rows_of(), max_tokens=100, device=torch.device("cpu"), packed=packed):
+    for model in models()[:2]:
+        for batch in in_micro_batches(model, rows_of(), max_tokens=100):
             rows = [rows_of()[index] for index in batch.indices]
             assert batch.targets_N.tolist() == [int(i) for row in rows for i in row.token_ids[row.mask]]
             counts = [int(row.mask.sum()) for row in rows]
@@ -114,16 +121,20 @@ def test_two_readings_of_a_row_are_packed_side_by_side() -> None:
         TokenRow(token_ids=np.concatenate([[1, 2, 3], row.token_ids]), mask=np.concatenate([[False] * 3, row.mask]))
         for row in rows_of()
     ]
-    pairs = list(in_paired_micro_batches(rows_of(), told, max_tokens=90, device=torch.device("cpu"), packed=True))
+    _, packed, *_ = models()
+    pairs = list(in_paired_micro_batches(packed, rows_of(), told, max_tokens=90))
     assert len(pairs) > 1
     for one, two in pairs:
         assert one.indices == two.indices and torch.equal(one.targets_N, two.targets_N)
 
 
 def test_a_first_token_that_is_wanted_is_refused() -> None:
+    _, packed, *_ = models()
     row = TokenRow(token_ids=np.array([1, 2, 3]), mask=np.array([True, False, True]))
     with pytest.raises(ValueError, match="first token"):
-        list(in_micro_batches([row], max_tokens=9, device=torch.device("cpu"), packed=True))
+        list(in_micro_batches(packed, [row, *rows_of([5])], max_tokens=9))
+    with pytest.raises(ValueError, match="first token"):
+        logprobs(packed, [row], temperature=1.0, max_tokens=9)
 
 
 def test_a_packed_model_decodes_and_reads_plain_batches_as_before() -> None:
@@ -157,6 +168,35 @@ def test_a_model_whose_attention_cannot_be_replaced_is_refused() -> None:
         read_packed(Stubborn())
 
 
+def stablelm():
+    """Its layers drop every argument that they do not know, the segments among them."""
+    config = StableLmConfig(
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        return StableLmForCausalLM._from_config(config, attn_implementation="sdpa").eval()
+
+
+def test_a_model_that_drops_the_segments_on_the_way_stays_padded() -> None:
+    model = stablelm()
+    assert not packed_if_possible(model) and not reads_packed(model)
+    with pytest.raises(ConfigurationError, match="StableLmForCausalLM is none"):
+        read_packed(model)
+    assert packed_if_possible(small_policy(dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize(("packed", "reads"), [(None, True), (True, True), (False, False)])
+def test_a_loaded_model_is_packed_on_a_cpu_unless_told_otherwise(packed, reads) -> None:
+    assert reads_packed(load_causal_lm("tiny", packed=packed).model) == reads
+
+
+def test_nothing_follows_prefixes_whose_keys_are_gone() -> None:
+    prefixes, rests = (Segments.of(lengths, torch.device("cpu")) for lengths in ([4], [2, 3]))
+    with pytest.raises(ValueError, match="not kept"):
+        rests.following(prefixes, [0, 0])
+
+
 class Largest(TorchDispatchMode):
     """Numbers in the largest tensor that any operation made."""
 
@@ -176,8 +216,9 @@ def test_nothing_grows_with_the_square_of_the_packed_tokens() -> None:
     _, packed, _, critic = models(torch.float32)
     sizes = []
     for count in (20, 40):
-        rows = rows_of([32] * count)
-        (batch,) = in_micro_batches(rows, max_tokens=10_000, device=torch.device("cpu"), packed=True)
+        rows = rows_of([32, 31] * (count // 2))
+        (batch,) = in_micro_batches(packed, rows, max_tokens=10_000)
+        assert batch.segments is not None
         with Largest() as largest:
             action_value_outputs(critic, batch).sum().backward()
             action_logprobs(packed, batch, temperature=1.0).sum().backward()

@@ -112,7 +112,7 @@ def test_chunked_logits_equal_unchunked_in_value_and_gradient_and_stay_small(mon
         policy = small_policy(tied=False)
         sizes: list[int] = []
         policy.lm_head.register_forward_hook(lambda *call, sizes=sizes: sizes.append(call[2].shape[0]))
-        (batch,) = in_micro_batches(rows, max_tokens=10_000, device=policy.device)
+        (batch,) = in_micro_batches(policy, rows, max_tokens=10_000)
         lp_N = action_logprobs(policy, batch, temperature=0.7)
         weights_N = torch.linspace(-1, 1, len(lp_N), dtype=torch.float64)
         (lp_N * weights_N).sum().backward()
@@ -165,7 +165,7 @@ def test_value_outputs_have_one_row_per_wanted_token_in_the_order_of_gathered(po
     critic = ValueModel.from_policy(policy, Bce(), seed=5)
     rows = rows_of()
     names = [np.full(int(row.mask.sum()), index) for index, row in enumerate(rows)]
-    for batch in in_micro_batches(rows, max_tokens=30, device=policy.device):
+    for batch in in_micro_batches(policy, rows, max_tokens=30):
         outputs = action_value_outputs(critic, batch)
         owners = batch.gathered(names, torch.long)
         assert outputs.shape == (len(owners), 2)
@@ -209,7 +209,7 @@ def test_a_model_that_changes_its_logits_after_the_head_is_refused(policy) -> No
 
 def test_what_stands_behind_the_last_wanted_token_is_not_read(policy) -> None:
     row = TokenRow(token_ids=np.array([4, 5, 6, 7, 8]), mask=np.array([False, True, True, False, False]))
-    (batch,) = in_micro_batches([row], max_tokens=100, device=policy.device)
+    (batch,) = in_micro_batches(policy, [row], max_tokens=100)
     assert batch.token_ids_BL.tolist() == [[4, 5, 6]] and row.read_tokens == 3
     expected = literal_logprobs(policy, row.token_ids)[1:3]
     np.testing.assert_allclose(logprobs(policy, [row], temperature=1.0, max_tokens=9)[0], expected, atol=1e-12)

@@ -9,6 +9,7 @@ from small_models import VOCABULARY, literal_logprobs, small_policy
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from lecritique.config.losses import Bce
+from lecritique.models.packed_attention import read_packed
 from lecritique.models.scoring import TokenRow, logprobs, values
 from lecritique.models.shared_prefix import SharedPrefix, prefix_batches, shared_prefixes
 from lecritique.models.value_model import ValueModel
@@ -47,17 +48,22 @@ class Counted(torch.nn.Module):
 
     def __init__(self, inner) -> None:
         super().__init__()
-        self.inner, self.config, self.tokens = inner, inner.config, 0
+        self.inner, self.config, self.device = inner, inner.config, inner.device
+        self.tokens = self.passes = 0
 
     def forward(self, **inputs):
         self.tokens += inputs["input_ids"].numel()
+        self.passes += 1
         return self.inner(**inputs)
 
 
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 @pytest.mark.parametrize("max_tokens", [1, 90, 300, 100_000])
-def test_numbers_are_those_of_reading_every_row_whole(dtype, atol: float, max_tokens: int) -> None:
+@pytest.mark.parametrize("packed", [False, True])
+def test_numbers_are_those_of_reading_every_row_whole(dtype, atol: float, max_tokens: int, packed: bool) -> None:
     policy = small_policy(dtype=dtype)
+    if packed:
+        read_packed(policy)
     critic = ValueModel.from_policy(policy, Bce(), seed=3)
     rows = mixture()
     plain = values(critic, rows, max_tokens=max_tokens, share_prefixes=False)
@@ -76,6 +82,9 @@ def test_logprobs_behind_a_prefix_equal_a_literal_softmax() -> None:
     policy, rows = small_policy(), mixture()
     for each, found in zip(rows, logprobs(policy, rows, temperature=1.0, max_tokens=1000), strict=True):
         np.testing.assert_allclose(found, literal_logprobs(policy, each.token_ids)[each.mask], rtol=0, atol=1e-12)
+    read_packed(policy)
+    for each, found in zip(rows, logprobs(policy, rows, temperature=1.0, max_tokens=1000), strict=True):
+        np.testing.assert_allclose(found, literal_logprobs(policy, each.token_ids)[each.mask], rtol=0, atol=1e-12)
 
 
 def test_learned_positions_reach_the_end_of_the_context() -> None:
@@ -90,7 +99,10 @@ def test_learned_positions_reach_the_end_of_the_context() -> None:
     prompt = random_ids(rng, 60)
     rows = [row(prompt, random_ids(rng, length)) for length in (20, 3, 20, 11)]
     found = logprobs(policy, rows, temperature=1.0, max_tokens=1000)
-    for each, one in zip(rows, found, strict=True):
+    read_packed(policy)
+    packed = logprobs(policy, rows, temperature=1.0, max_tokens=1000)
+    for each, one, other in zip(rows, found, packed, strict=True):
+        np.testing.assert_allclose(other, one, rtol=0, atol=1e-12)
         np.testing.assert_allclose(one, literal_logprobs(policy, each.token_ids)[each.mask], rtol=0, atol=1e-12)
 
 
@@ -106,6 +118,20 @@ def test_a_prompt_of_eight_siblings_is_read_once() -> None:
     counted.tokens = 0
     values(critic, rows, max_tokens=10_000, share_prefixes=False)
     assert counted.tokens == 16 * 79
+
+
+def test_packed_siblings_are_read_in_two_passes_without_padding() -> None:
+    policy = small_policy()
+    read_packed(policy)
+    critic = ValueModel.from_policy(policy, Bce(), seed=3)
+    critic.backbone = counted = Counted(critic.backbone)
+    rng = np.random.default_rng(1)
+    prompts = [random_ids(rng, length) for length in (40, 64, 90)]
+    rows = [row(prompts[k // 8], random_ids(rng, int(rng.integers(5, 30)))) for k in range(24)]
+    values(critic, rows, max_tokens=10_000)
+    rests = sum(int(each.mask.sum()) for each in rows)
+    # Of each row the prompt's last token and all but the last of the response.
+    assert counted.tokens == 39 + 63 + 89 + rests and counted.passes == 2
 
 
 def test_rows_without_a_shared_prefix_are_read_as_without_the_feature() -> None:
@@ -158,18 +184,22 @@ def test_the_same_prompt_up_to_the_end_of_a_row_is_no_fault() -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [1, 60, 130, 500, 10_000])
-def test_passes_hold_every_row_once_and_keep_to_the_limit(max_tokens: int) -> None:
+@pytest.mark.parametrize("packed", [False, True])
+def test_passes_hold_every_row_once_and_keep_to_the_limit(max_tokens: int, packed: bool) -> None:
     lengths = [50, 55, 60, 41, 45, 48, 90, 95, 100, 44]
     groups = [
         SharedPrefix(indices=(0, 1, 2), length=40),
         SharedPrefix(indices=(3, 4, 5, 9), length=38),
         SharedPrefix(indices=(6, 7, 8), length=80),
     ]
-    batches = prefix_batches(groups, lengths, max_tokens=max_tokens)
+    batches = prefix_batches(groups, lengths, max_tokens=max_tokens, packed=packed)
     seen = [index for batch in batches for group in batch for index in group.indices]
     assert sorted(seen) == list(range(10))
     for batch in batches:
         count = sum(len(group.indices) for group in batch)
         width = max(g.length for g in batch) + max(lengths[i] - g.length for g in batch for i in g.indices)
+        if packed:
+            rests = sum(lengths[i] - g.length for g in batch for i in g.indices)
+            width = (sum(g.length for g in batch) + rests) / count
         assert count == 1 or count * width <= max_tokens
     assert len(batches) == 1 or max_tokens < 10_000

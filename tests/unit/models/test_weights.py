@@ -39,6 +39,21 @@ def test_a_replaced_manifest_and_one_never_published_are_key_errors() -> None:
         MemoryWeightStore().open(second)
 
 
+def test_versions_that_nobody_opens_are_named_and_not_kept() -> None:
+    store, kept, told = MemoryWeightStore(), MemoryWeightStore(), []
+    store.watch(told.append)
+    store.put("critic", {"w": torch.zeros(1)})
+    store.only_name("critic")
+    for value in (1.0, 2.0):
+        manifest = store.put("critic", {"w": torch.full((2,), value)})
+        kept.put("critic", {"w": torch.full((2,), value)})
+        with pytest.raises(KeyError, match=f"critic version {manifest.version}"):
+            store.open(manifest)
+    assert [manifest.version for manifest in told] == [0, 1, 2]
+    assert told[2].digest == kept.put("critic", {"w": torch.full((2,), 2.0)}).digest
+    assert store.open(store.put("policy", {"w": torch.ones(1)}))["w"].item() == 1.0
+
+
 def test_the_digest_is_of_the_bytes() -> None:
     def digest(state: dict[str, torch.Tensor]) -> str:
         return MemoryWeightStore().put("policy", state).digest

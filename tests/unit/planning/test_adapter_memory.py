@@ -55,9 +55,9 @@ def test_adapters_of_half_precision_weights_are_counted_in_float32():
 
 def test_processes_apart_share_nothing():
     apart = roles(POLICY, LORA, "runtime.ranks=2")
-    assert apart["engine"].weights == 4 * TINY.parameters
+    assert apart["engine"].weights == 4 * (TINY.parameters + ADAPTER)
     assert apart["evaluator"].weights == 4 * (TINY.backbone_parameters + ADAPTER)
-    assert roles(POLICY, LORA, "runtime.type=ray")["engine"].weights == 4 * TINY.parameters
+    assert roles(POLICY, LORA, "runtime.type=ray")["engine"].weights == 4 * (TINY.parameters + ADAPTER)
     assert roles(POLICY, "runtime.engine.type=vllm")["engine"].weights == 4 * TINY.parameters
 
 
@@ -67,6 +67,7 @@ def test_recomputed_activations_are_counted_and_adapters_told():
     lines = list(memory(config_of(POLICY, SHARED), TINY))
     told = f"{ADAPTER:,} parameters train and {TINY.backbone_parameters:,} are frozen."
     assert [line for line in lines if line.startswith("Adapter")] == [
-        f"Adapter: of the policy, {told}", f"Adapter: of the critic, {told}",
+        f"Adapter: of the policy, {told}",
+        f"Adapter: of the critic, {ADAPTER:,} parameters train and the policy's are frozen under them.",
     ]  # fmt: skip
     assert not any(line.startswith("Adapter") for line in memory(config_of(), TINY))

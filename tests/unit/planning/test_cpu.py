@@ -129,7 +129,7 @@ def test_what_cannot_be_planned_is_refused():
 
 @pytest.mark.parametrize(
     "override",
-    ["runtime.recompute_activations=true", "runtime.layout=packed", "model.adapter.type=lora", "runtime.type=ray"],
+    ["runtime.recompute_activations=true", "model.adapter.type=lora", "runtime.type=ray"],
 )
 def test_what_has_no_constants_is_refused_by_name(override):
     key = override.partition("=")[0]

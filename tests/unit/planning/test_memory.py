@@ -80,17 +80,6 @@ def test_a_running_mean_of_narrow_weights_is_held_in_float32():
     assert {role.role: role for role in wide}["teacher"].states == 0
 
 
-def test_master_weights_are_counted_when_asked_for():
-    config = config_of("codeio", "pvf")
-    plain, master = (
-        {role.role: role for role in role_memory(config, QWEN, master_weights=wanted)} for wanted in (False, True)
-    )
-    trainer = plain["policy trainer"]
-    assert trainer.weights + trainer.states == 8 * QWEN.parameters
-    assert master["policy trainer"].weights + master["policy trainer"].states == 18 * QWEN.parameters
-    assert master["engine"] == plain["engine"]
-
-
 def test_logits_exist_in_chunks():
     assert logit_bytes(config_of("codeio", "mean"), QWEN) == 12 << 24
     tiny = config_of("demo", "mean", "sampling.max_total_tokens=64", "rollout.batch_size=4", length=64)

@@ -172,7 +172,7 @@ def test_two_readings_must_want_the_same_tokens() -> None:
     mask = np.array([False, True, True])
     rows = [TokenRow(token_ids=np.array([1, 2, 3]), mask=mask)], [TokenRow(token_ids=np.array([1, 2, 4]), mask=mask)]
     with pytest.raises(ValueError, match="do not want the same tokens"):
-        list(in_paired_micro_batches(*rows, max_tokens=10, device=torch.device("cpu")))
+        list(in_paired_micro_batches(small_policy(), *rows, max_tokens=10))
 
 
 def test_bad_input() -> None:
