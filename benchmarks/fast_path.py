@@ -1,6 +1,8 @@
 """Where a step's time and memory go, and how they grow, on one thread; each part prints a table of its own.
 
-    PYTHONPATH=. python benchmarks/fast_path.py [shares] [scoring] [layouts] [growth] [memory] [peak] [--json FILE]
+    PYTHONPATH=. python benchmarks/fast_path.py [PART ...] [--json FILE]
+
+Parts are shares, scoring, layouts, prefixes, growth, memory and peak.
 
 Without names all but `peak`, which needs the extra smollm2 and a minute. Sizes are those of `benchmarks/peers/`
 unless said. CPU seconds; run it on an otherwise idle machine.
@@ -37,6 +39,7 @@ from lecritique.models.scoring import (
     action_logprobs,
     action_value_outputs,
     in_micro_batches,
+    logprobs,
     values,
 )
 from lecritique.models.value_model import ValueModel
@@ -45,13 +48,19 @@ from lecritique.runtime.synchronous import train_step
 
 MAX_TOKENS, CPU_TOKENS = 16_384, 2_048  # what `runtime.micro_batch_tokens` is by default, and on CPUs
 LENGTHS = ("log-normal", "geometric", "uniform", "two kinds", "equal", "one longer")
+# Groups, members, shortest and longest prompt, mean response.
+SIBLINGS = (
+    (8, 4, 40, 99, 32), (8, 4, 60, 63, 32), (16, 8, 40, 99, 32), (32, 4, 40, 99, 20), (4, 8, 34, 89, 12),
+    (2, 4, 1400, 1500, 500),
+)  # fmt: skip
 ARMS = ("mean", "leave_one_out", "value", "pvf", "tether", "evpo")
 
 
 def main() -> None:
     """Run the parts that are asked for."""
     parts: dict[str, Callable[[Path], Any]] = {
-        "shares": shares, "scoring": scoring, "layouts": layouts, "growth": growth, "memory": memory, "peak": peak,
+        "shares": shares, "scoring": scoring, "layouts": layouts, "prefixes": prefixes, "growth": growth,
+        "memory": memory, "peak": peak,
     }  # fmt: skip
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", choices=[*parts, []], default=[])
@@ -151,6 +160,58 @@ def _update(model: Any, rows: Sequence[TokenRow], split: list[list[int]]) -> Non
     model.zero_grad()
     for micro in in_micro_batches(model, rows, max_tokens=MAX_TOKENS, split=lambda lengths, **limits: split):
         torch.autograd.backward(-action_logprobs(model, micro, temperature=1.0).sum())
+
+
+def prefixes(folder: Path, repeats: int = 9) -> list[dict[str, float | str]]:
+    """Log-probs of siblings behind their shared prompts, in both layouts; padded reads more tokens than packed."""
+    models = {
+        name: (load_causal_lm(str(folder), packed=name == "packed").model, tokens)
+        for name, tokens in (("padded", MAX_TOKENS), ("packed", CPU_TOKENS))
+    }
+    print(f"\n{'groups x members':>18}{'prompt':>14}{'response':>10}{'padding':>9}{'padded s':>10}{'packed s':>10}")
+    found: list[dict[str, float | str]] = []
+    for groups, members, shortest, longest, response in SIBLINGS:
+        rows = _siblings(groups, members, shortest, longest, response)
+        read = {name: _tokens_read(model, rows, most) for name, (model, most) in models.items()}
+        padded, packed = _alternating(
+            [
+                lambda model=model, most=most, rows=rows: logprobs(model, rows, temperature=1.0, max_tokens=most)
+                for model, most in models.values()
+            ],
+            repeats,
+        )
+        padding = 1 - read["packed"] / read["padded"]
+        size, prompt = f"{groups} x {members}", f"{shortest} to {longest}"
+        print(f"{size:>18}{prompt:>14}{response:10}{padding:9.1%}{padded:10.3f}{packed:10.3f}{packed / padded:6.2f}")
+        found.append(
+            {
+                "groups": groups, "members": members, "prompt": prompt, "response": response,
+                "padding": padding, "padded_seconds": padded, "packed_seconds": packed,
+            }
+        )  # fmt: skip
+    return found
+
+
+def _siblings(groups: int, members: int, shortest: int, longest: int, response: int) -> list[TokenRow]:
+    """Prompts of `shortest` to `longest` tokens; responses with a geometric tail, of `response` tokens on average."""
+    rng = np.random.default_rng(11)
+    rows = []
+    for _ in range(groups):
+        prompt = rng.integers(64, 90, rng.integers(shortest, longest + 1))
+        for length in np.clip(rng.geometric(1 / response, members), 1, 2048 - longest):
+            ids = np.concatenate([prompt, rng.integers(64, 90, length)])
+            rows.append(TokenRow(token_ids=ids, mask=np.arange(len(ids)) >= len(prompt)))
+    return rows
+
+
+def _tokens_read(model: Any, rows: Sequence[TokenRow], max_tokens: int) -> int:
+    counts: list[int] = []
+    hook = model.get_decoder().register_forward_pre_hook(
+        lambda _module, _given, named: counts.append(named["input_ids"].numel()), with_kwargs=True
+    )
+    logprobs(model, rows, temperature=1.0, max_tokens=max_tokens)
+    hook.remove()
+    return sum(counts)
 
 
 def growth(folder: Path, steps: int = 6) -> list[dict[str, float]]:

@@ -2,9 +2,10 @@
 
     python benchmarks/shared_prefix.py
 
-For groups of K rows with the same prompt, milliseconds of CPU to score them whole and behind a shared prefix. `saved`
-is the share of tokens that need not be read; the feature is on from a saved third and a prefix of 32 tokens on
-(`lecritique/models/shared_prefix.py`), and here on everywhere, so that the bounds can be judged.
+For groups of K rows with the same prompt, milliseconds of CPU to score them whole and behind a shared prefix, in both
+layouts and in passes of their default lengths. `saved` is the share of tokens that need not be read; the feature is on
+from a saved third and a prefix of 32 tokens on (`lecritique/models/shared_prefix.py`), and here on everywhere, so that
+the bounds can be judged. The first sizes are longer than a pass of packed rows on a CPU has tokens.
 """
 
 from __future__ import annotations
@@ -24,28 +25,39 @@ from lecritique.models.value_model import ValueModel
 
 # Prompt, response, K, groups.
 SIZES = (
+    (1500, 600, 4, 2), (1000, 300, 8, 2), (1200, 500, 4, 4), (300, 150, 16, 2),
     (256, 64, 8, 1), (256, 64, 8, 8), (512, 64, 4, 4), (128, 64, 4, 8), (64, 64, 8, 4), (64, 128, 8, 4),
     (64, 128, 4, 8), (128, 64, 2, 16), (64, 64, 2, 16), (64, 20, 4, 32), (48, 20, 4, 32), (32, 20, 4, 32),
     (16, 20, 4, 32), (8, 4, 8, 32),
 )  # fmt: skip
 REPEATS = 9
-MAX_TOKENS = 16384
+# Layout: whether rows are packed, and tokens of a pass.
+LAYOUTS = {"padded": (False, 16_384), "packed": (True, 2_048)}
 
 
 def main() -> None:
     """Print one line per size."""
     torch.set_num_threads(1)
-    critic = ValueModel.from_policy(load_causal_lm("tiny").model, Bce(), seed=0)
-    headings = ("prompt", "response", "K", "groups", "saved", "whole ms", "shared ms", "ratio")
+    critics = {
+        layout: ValueModel.from_policy(load_causal_lm("tiny", packed=packed).model, Bce(), seed=0)
+        for layout, (packed, _) in LAYOUTS.items()
+    }
+    headings = ("prompt", "response", "K", "groups", "saved", "layout", "whole ms", "shared ms", "ratio")
     print("".join(f"{heading:>10}" for heading in headings))
     with mock.patch.object(shared_prefix, "LEAST_TOKENS", 1), mock.patch.object(shared_prefix, "LEAST_SAVED", 0.0):
-        for prompt, response, members, groups in SIZES:
-            rows = sibling_rows(prompt, response, members, groups)
-            whole = least(lambda rows=rows: values(critic, rows, max_tokens=MAX_TOKENS, share_prefixes=False))
-            shared = least(lambda rows=rows: values(critic, rows, max_tokens=MAX_TOKENS))
-            saved = (members - 1) * (prompt - 1) / (members * (prompt + response))
-            figures = (f"{saved:.2f}", f"{whole:.1f}", f"{shared:.1f}", f"{whole / shared:.2f}")
-            print("".join(f"{each:>10}" for each in (prompt, response, members, groups, *figures)))
+        for size in SIZES:
+            for layout, (_, most) in LAYOUTS.items():
+                _print_row(size, layout, critics[layout], most)
+
+
+def _print_row(size: tuple[int, int, int, int], layout: str, critic: ValueModel, most: int) -> None:
+    prompt, response, members, groups = size
+    rows = sibling_rows(prompt, response, members, groups)
+    whole = least(lambda: values(critic, rows, max_tokens=most, share_prefixes=False))
+    shared = least(lambda: values(critic, rows, max_tokens=most))
+    saved = (members - 1) * (prompt - 1) / (members * (prompt + response))
+    figures = (f"{saved:.2f}", layout, f"{whole:.1f}", f"{shared:.1f}", f"{whole / shared:.2f}")
+    print("".join(f"{each:>10}" for each in (*size, *figures)))
 
 
 def sibling_rows(prompt: int, response: int, members: int, groups: int) -> list[TokenRow]:

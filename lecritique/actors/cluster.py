@@ -17,6 +17,10 @@ class ActorLost(RoleFailure):
     """An actor's process has ended, hangs, or can no longer be reached."""
 
 
+class CollectiveFailure(RoleFailure):
+    """A rank of a group failed with what a collective raises: a process may be gone, or all ranks failed alike."""
+
+
 class TrainerLost(ActorLost):
     """The actor of a trainer: what it had learnt since the newest checkpoint is gone."""
 
@@ -92,7 +96,10 @@ class Actor(Protocol):
         ...
 
     def ping(self) -> Future[Any]:
-        """Answered at once while the process lives, whatever else it works on; raises nothing itself."""
+        """Answered at once while the process lives, whatever else it works on; raises nothing itself.
+
+        The future holds ActorLost when the process has ended.
+        """
         ...
 
     def kill(self) -> None:

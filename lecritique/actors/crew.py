@@ -69,6 +69,15 @@ class Member:
             assert self._actor is not None, f"{self.name} was not started"
             return self._actor.call(self._number, method, arguments, limited=limited)
 
+    def ping(self) -> Future[Any]:
+        """Answered while the actor's process lives; ActorLost when it has ended or nobody sits here."""
+        actor = self._actor
+        if actor is not None:
+            return actor.ping()
+        answer: Future[Any] = Future()
+        answer.set_exception(ActorLost("nobody sits there any more"))
+        return answer
+
     def ask(self, method: str, *arguments: Any) -> Any:
         """`call`, waiting for the answer."""
         return self.call(method, *arguments).result()
@@ -131,7 +140,13 @@ class Member:
             where = made.result(timeout=self._crew.start_seconds)
         except TimeoutError as error:
             raise self.late() from error
+        except ActorLost as lost:
+            raise self.fallen(lost) from lost
         self._crew.tell("actor_started", role=self.name, pid=where.pid, machine=where.machine)
+
+    def fallen(self, lost: ActorLost) -> ActorLost:
+        """What is said where its process ended while a host was made."""
+        return ActorLost(f"{self.name} ended while it loaded: {lost}")
 
     def late(self) -> RoleFailure:
         """What is said where a host took too long to be made."""
@@ -204,7 +219,13 @@ class Crew:
             try:
                 member.started(made)
             except ActorLost:
-                member.started(member.begin(anew=True))
+                self._start_once_more(member)
+
+    def _start_once_more(self, member: Member) -> None:
+        try:
+            member.started(member.begin(anew=True))
+        except ActorLost as lost:
+            raise ActorLost(f"{lost}.") from lost  # ends the run's start: a sentence
 
     def start(self, seat: Seat) -> WatchedActor:
         """A new actor, which is watched from now on."""

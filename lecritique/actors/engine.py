@@ -198,7 +198,8 @@ class RemoteEngine:
             report = running.result()
         except ActorLost as lost:
             replica.member.replace(replica.incarnation, lost)
-            self.restarts += 1
+            # More than one where a replacement has ended while it loaded.
+            self.restarts += replica.member.incarnation - replica.incarnation
             self._ask_again(replica)
             return
         for failed in report.losses:

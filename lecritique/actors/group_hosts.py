@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lecritique.actors.cluster import ActorLost
+from lecritique.actors.cluster import CollectiveFailure
 from lecritique.actors.hosts import TrainerHost
 from lecritique.actors.messages import Done, Figures
 from lecritique.distributed.gathering import gathered
@@ -73,12 +73,17 @@ class FollowingHost:
         """Do what rank 0 does, as long as it lives.
 
         Raises:
-            ActorLost: another rank cannot be reached.
+            CollectiveFailure: another rank cannot be reached, or this one failed as a collective does.
         """
         try:
             self._follower.follow()
         except torch.OutOfMemoryError:  # a RuntimeError too, and this rank's own
             raise
-        except RuntimeError as error:  # what a collective raises when a process is gone
+        except RuntimeError as error:  # what a collective raises when a process is gone, and much else raises too
             traceback.print_exc()
-            raise ActorLost(f"it cannot reach the other ranks: {str(error).splitlines()[0][:200]}") from error
+            raise CollectiveFailure(f"{type(error).__name__}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    """Of its text, cut to a length that fits a sentence."""
+    return (str(error).splitlines() or [""])[0][:200]

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Mapping
-from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, wait
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from pathlib import Path
 from typing import Any
 
+from lecritique.actors import causes
+from lecritique.actors.causes import Inquest
 from lecritique.actors.cluster import ActorLost, Seat
 from lecritique.actors.crew import Casting, Crew, Member
 from lecritique.core.errors import RoleFailure
-
-# A process that has just broken a connection takes a moment to be noticed.
-_NOTICE_SECONDS = 15.0
 
 
 class TrainerGroup(Member):
@@ -35,33 +34,32 @@ class TrainerGroup(Member):
         self._others = [Member(seat, cast[seat], crew) for seat in others]
         self._meetings = meetings
         self._made: list[Future[Any]] = []
-        self._following: dict[Future[Any], Member] = {}
+        self._inquest: Inquest | None = None
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """What rank 0's host returns or raises.
 
         Raises:
-            ActorLost: the process of one of the ranks has ended, or cannot reach the others.
+            ActorLost: the process of one of the ranks has ended.
             RoleFailure: one of the ranks has failed.
         """
-        following = self._following
+        inquest = self._inquest
         try:
             return super().ask(method, *arguments)
         except RoleFailure as error:
-            # One that has ended ends rank 0 as well, or makes its collective fail: what ended first is the reason.
-            wait(
-                following, timeout=0.0 if isinstance(error, ActorLost) else _NOTICE_SECONDS, return_when=FIRST_COMPLETED
-            )
-            cause = _cause(following)
-            if cause is None:
+            if inquest is None:
                 raise
-            self._end_ranks(following)
+            # A rank that has ended ends rank 0 as well, or makes its collective fail: what ended first is the reason.
+            cause = inquest.cause(error)
+            self._end_ranks(inquest)
+            if cause is error:
+                raise
             raise cause from error
 
     def begin(self, *, anew: bool, more: tuple[Any, ...] = ()) -> Future[Any]:
         """Have hosts made by new actors for all ranks."""
         with self._lock:
-            self._following = {}
+            self._inquest = None
             self.dismiss()
             self._meetings.mkdir(parents=True, exist_ok=True)
             more = (*more, str(self._meetings / uuid.uuid4().hex))
@@ -76,11 +74,13 @@ class TrainerGroup(Member):
             LecritiqueError: one cannot make its host, or takes too long.
         """
         every = [made, *self._made]
-        if any(future.exception() for future in wait(every, self._crew.start_seconds, FIRST_EXCEPTION).done):
+        first = [each for each in wait(every, self._crew.start_seconds, FIRST_EXCEPTION).done if each.exception()]
+        if first:
             # The others would wait for it in vain; where it failed because another was lost, that is what is said.
-            failed = [future for future in wait(every, _NOTICE_SECONDS).done if future.exception()]
+            wait(every, causes.NOTICE_SECONDS)
+            failure = self._lost_while_made(every) or first[0].exception()
             self._end_all()
-            raise max(failed, key=lambda future: isinstance(future.exception(), ActorLost)).exception()  # type: ignore[misc]
+            raise failure  # type: ignore[misc]
         if not all(future.done() for future in every):
             self._end_all()
             raise self.late()
@@ -88,8 +88,9 @@ class TrainerGroup(Member):
         for member, future in zip(self._others, self._made, strict=True):
             member.started(future)
         with self._lock:
-            self._following = {each.call("follow", limited=False): each for each in self._others}
-        threading.Thread(target=self._watch, args=(self._following,), name=f"{self.name} watch", daemon=True).start()
+            inquest = Inquest(self, {each.call("follow", limited=False): each for each in self._others})
+            self._inquest = inquest
+        threading.Thread(target=self._watch, args=(inquest,), name=f"{self.name} watch", daemon=True).start()
 
     def dismiss(self) -> None:
         """End all actors."""
@@ -97,29 +98,26 @@ class TrainerGroup(Member):
             each.dismiss()
         super().dismiss()
 
-    def _watch(self, following: Mapping[Future[Any], Member]) -> None:
+    def _watch(self, inquest: Inquest) -> None:
         """Rank 0 would wait for ever for one that has ended."""
-        wait(following, return_when=FIRST_COMPLETED)
-        self._end_ranks(following)
+        inquest.hold()
+        self._end_ranks(inquest)
 
-    def _end_ranks(self, following: Mapping[Future[Any], Member]) -> None:
-        """End those that began with these; nothing where new ones sit in their places."""
+    def _end_ranks(self, inquest: Inquest) -> None:
+        """End those that began with this; nothing where new ones sit in their places."""
         with self._lock:
-            if self._following is following:
+            if self._inquest is inquest:
                 self._end_all()
 
     def _end_all(self) -> None:
         for each in (*self._others, self):
             each.end()
 
-
-def _cause(following: Mapping[Future[Any], Member]) -> Exception | None:
-    """Why a rank follows no more: what failed in it, else that its process has ended; None while all follow."""
-    ended = [(future.exception(), member) for future, member in following.items() if future.done()]
-    failed = next((error for error, _ in ended if isinstance(error, Exception) and not _is_loss(error)), None)
-    lost = next((ActorLost(f"{member.name}: {error}") for error, member in ended if _is_loss(error)), None)
-    return failed or lost
-
-
-def _is_loss(error: BaseException | None) -> bool:
-    return isinstance(error, ActorLost)
+    def _lost_while_made(self, every: Sequence[Future[Any]]) -> ActorLost | None:
+        """Whose process has ended while its host was made, by rank."""
+        ended = [
+            (each, future.exception())
+            for each, future in zip((self, *self._others), every, strict=True)
+            if future.done()
+        ]
+        return next((each.fallen(error) for each, error in ended if isinstance(error, ActorLost)), None)

@@ -81,6 +81,15 @@ class WatchedActor:
         """`Stage.call`; without `limited` it may take as long as the actor lives."""
         return self._ask(method, limited, "call", number, method, arguments)
 
+    def ping(self) -> Future[Any]:
+        """Answered while its process lives; ActorLost when that has ended, or was given up or killed."""
+        lost = self._lost
+        if lost is None:
+            return self._actor.ping()
+        answer: Future[Any] = Future()
+        answer.set_exception(ActorLost(lost))
+        return answer
+
     def kill(self) -> None:
         """End it at once; what is open gets ActorLost."""
         self._end("it was ended by the run")

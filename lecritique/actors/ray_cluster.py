@@ -53,13 +53,13 @@ class RayActor:
 
     def ping(self) -> Future[Any]:
         """On a thread of its own."""
-        asked: Future[Any] = Future()
+        answered: Future[Any] = Future()
         try:
             reference = self._handle.ping.options(concurrency_group=_LIVENESS).remote()
         except RayError as error:
-            asked.set_exception(ActorLost(_reason(error)))
-            return asked
-        answered: Future[Any] = reference.future()
+            answered.set_exception(ActorLost(_reason(error)))
+            return answered
+        reference.future().add_done_callback(lambda done: _settle_ping(answered, done))
         return answered
 
     def kill(self) -> None:
@@ -75,6 +75,14 @@ def _settle(answered: Future[Any], done: Future[Answer]) -> None:
         answered.set_exception(ActorLost(_reason(error)))
     except Exception as error:  # what the role raised: the caller's
         answered.set_exception(error)
+
+
+def _settle_ping(answered: Future[Any], done: Future[None]) -> None:
+    error = done.exception()
+    if error is None:
+        answered.set_result(None)
+    else:
+        answered.set_exception(ActorLost(_reason(error)) if isinstance(error, RayError) else error)
 
 
 def _reason(error: RayError) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -154,6 +154,36 @@ def with_override(tree: Mapping[str, Any], keys: Sequence[str], value: Any) -> T
     return {**tree, head: with_override(below, rest, value)}
 
 
+def with_overrides(tree: Mapping[str, Any], pairs: Sequence[tuple[Sequence[str], Any]]) -> Tree:
+    """`tree` with all pairs of keys and value, later ones last.
+
+    Types come first, those within tables too: another type drops the keys of the earlier one, never those given beside
+    it.
+    """
+    types = [leaf for keys, value in pairs for leaf in _leaves(keys, value) if leaf[0][-1] == "type"]
+    result = dict(tree)
+    for keys, value in (*types, *(pair for pair in pairs if pair[0][-1] != "type")):
+        result = with_override(result, keys, value)
+    return result
+
+
+def named_keys(overrides: Sequence[str]) -> list[str]:
+    """What overrides name, as dotted keys of single values: those within a table too.
+
+    Raises:
+        ConfigurationError: no `=`, or an empty key.
+    """
+    return [".".join(keys) for text in overrides for keys, _ in _leaves(*parse_override(text))]
+
+
+def _leaves(keys: Sequence[str], value: Any) -> Iterator[tuple[Sequence[str], Any]]:
+    if not isinstance(value, dict) or not value:
+        yield keys, value
+        return
+    for key, below in value.items():
+        yield from _leaves([*keys, key], below)
+
+
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
     """`base` with the leaves of `changes` put in."""
     result = dict(base)
@@ -222,10 +252,7 @@ def _composed(recipe: Recipe, *, arm: str | None, overrides: Sequence[str]) -> R
     arm = arm or recipe.default_arm
     if arm is not None:
         tree = with_section_defaults(_with_arm(recipe, tree, arm), RunConfig)
-    # Types first: another type drops the keys of the earlier one, never those given beside it.
-    for keys, value in sorted(pairs, key=lambda pair: pair[0][-1] != "type"):
-        if keys != ["preset"]:
-            tree = with_override(tree, keys, value)
+    tree = with_overrides(tree, [pair for pair in pairs if pair[0] != ["preset"]])
     try:
         return RunConfig.model_validate(with_section_defaults(tree, RunConfig))
     except ValidationError as error:

@@ -58,6 +58,11 @@ def gae_lambda(value: float | GaeLambda | Varying) -> float | Varying:
     return value.retained ** (1.0 / value.length) if isinstance(value, GaeLambda) else float(value)
 
 
+def micro_batch_tokens_on(device: str) -> int:
+    """Tokens of a forward pass where none are given: on CPUs what fits into caches (docs/experiments/speed.md)."""
+    return 2048 if device_kind(device) == "cpu" else 16384
+
+
 def resolve(config: RunConfig, facts: Facts) -> RunConfig:
     """The configuration without None, checked.
 
@@ -69,12 +74,12 @@ def resolve(config: RunConfig, facts: Facts) -> RunConfig:
     capacity = replay.capacity or replay.max_uses * batch_size
     tree = config.model_dump()
     tree["preset"] = config.preset or "custom"
-    device = tree["runtime"]["device"] = config.runtime.device or _own_device(config) or facts.device
-    on_cpu = device.partition(":")[0] == "cpu"
+    device = tree["runtime"]["device"] = device_of(config, facts.device)
+    on_cpu = device_kind(device) == "cpu"
     # Measured on CPUs alone (docs/experiments/speed.md).
     packed = on_cpu and facts.takes_packed
     tree["runtime"]["layout"] = config.runtime.layout or ("packed" if packed else "padded")
-    tree["runtime"]["micro_batch_tokens"] = config.runtime.micro_batch_tokens or (2048 if on_cpu else 16384)
+    tree["runtime"]["micro_batch_tokens"] = config.runtime.micro_batch_tokens or micro_batch_tokens_on(device)
     limit = config.sampling.max_total_tokens
     tree["sampling"]["max_total_tokens"] = facts.context_length if limit is None else limit
     prompt_limit = config.data.max_prompt_tokens
@@ -111,13 +116,23 @@ def resolve(config: RunConfig, facts: Facts) -> RunConfig:
     return resolved
 
 
-def _own_device(config: RunConfig) -> str | None:
-    """What actors compute on: GPUs where they ask for any. None where all is done in this process."""
-    if config.runtime.type == "local":
-        return None
+def device_of(config: RunConfig, machine: str) -> str:
+    """What a run computes on: where none is named, the machine's, and GPUs for actors that ask for any.
+
+    Args:
+        config: resolved or not.
+        machine: the device of this machine that a run takes by itself.
+    """
+    if config.runtime.device is not None or config.runtime.type == "local":
+        return config.runtime.device or machine
     actors = config.runtime.actors
     asked = (actors.engines, actors.evaluators, actors.policy, actors.critic)
     return "cuda" if any(actor.gpus for actor in asked) else "cpu"
+
+
+def device_kind(device: str) -> str:
+    """`cuda` of `cuda:1`."""
+    return device.partition(":")[0]
 
 
 def _problems(config: RunConfig, facts: Facts) -> Iterator[str]:
@@ -346,7 +361,7 @@ def _actor_problems(config: RunConfig) -> Iterator[str]:
 def _actor_device_problems(config: RunConfig) -> Iterator[str]:
     """Roles that would compute on a GPU which they did not ask for."""
     runtime, actors = config.runtime, config.runtime.actors
-    if (runtime.device or "cpu").split(":")[0] == "cpu":
+    if device_kind(runtime.device or "cpu") == "cpu":
         return
     seats: dict[str, ActorResources] = {"engines": actors.engines, "policy": actors.policy}
     if uses_critic(config):
@@ -387,7 +402,10 @@ def _transfer_problems(engine: Vllm, device: str) -> Iterator[str]:
 
 
 def _ranks_problems(config: RunConfig) -> Iterator[str]:
-    """Several processes that train in one process group: on Ray each trainer has a group of its own."""
+    """Several processes that train in one process group, which does one thing at a time.
+
+    On Ray each trainer has a group of its own.
+    """
     runtime = config.runtime
     by_actors = "'runtime.actors.policy.ranks' and 'runtime.actors.critic.ranks'"
     if runtime.ranks > 1 and runtime.type == "ray":
@@ -395,7 +413,7 @@ def _ranks_problems(config: RunConfig) -> Iterator[str]:
             f"'runtime.type' = 'ray' gives each trainer processes of its own, got 'runtime.ranks' = {runtime.ranks}; "
             f"use {by_actors}."
         )
-    elif runtime.ranks > 1 and runtime.loop == "asynchronous":
+    elif runtime.ranks > 1 and runtime.loop == "asynchronous" and uses_critic(config):
         yield (
             f"'runtime.ranks' = {runtime.ranks} trains policy and critic one after the other, and 'runtime.loop'"
             " = 'asynchronous' does both at the same time; use 'runtime.loop' = 'synchronous', or 'runtime.type' = "

@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from lecritique.config.explain import configuration_error
-from lecritique.config.load import parse_override, with_override, with_section_defaults
-from lecritique.config.resolve import differences
+from lecritique.config.load import named_keys, parse_override, with_overrides, with_section_defaults
+from lecritique.config.resolve import device_kind, device_of, differences
 from lecritique.config.schema import RunConfig, RuntimeSection
 from lecritique.core.errors import ConfigurationError
 
@@ -29,13 +29,26 @@ MAY_CHANGE = (
     "eval",
     "rollout.max_failed_fraction",
     "runtime.address",
+    "runtime.actors.strategy",
+    "runtime.actors.start_seconds",
+    "runtime.actors.silent_seconds",
+    "runtime.actors.stuck_seconds",
+    "runtime.actors.restarts",
+    "runtime.actors.restores",
+    "runtime.actors.object_store_mib",
+    "runtime.engine.start_seconds",
+    "runtime.engine.restarts",
+    "runtime.engine.stuck_seconds",
     "runtime.recompute_activations",
 )
 # The method stays the same and sums are taken in another order: the last bits of the resumed run change.
 # 'runtime.dtype' is not here: weights and moments were saved in one precision.
 MAY_CHANGE_BITS = (
     "runtime.type",
-    "runtime.actors",
+    "runtime.actors.engines",
+    "runtime.actors.evaluators",
+    "runtime.actors.policy",
+    "runtime.actors.critic",
     "runtime.device",
     "runtime.ranks",
     "runtime.micro_batch_tokens",
@@ -52,26 +65,37 @@ MAY_CHANGE_BITS = (
 Changes = dict[str, tuple[Any, Any]]
 
 
-def with_changes(own: RunConfig, overrides: Sequence[str]) -> RunConfig:
+def with_changes(own: RunConfig, overrides: Sequence[str], *, machine: str) -> RunConfig:
     """A run's own configuration with overrides, not yet resolved nor checked against `MAY_CHANGE`.
 
-    The device is left open where the models move and the overrides do not name one: it follows from where they go.
+    Left open, unless the overrides name them: the device where the models move, for it follows from where they go; and
+    what follows from the kind of device where that becomes another one. A run that stays on its kind keeps both.
+
+    Args:
+        own: what the run is, resolved.
+        overrides: as they were typed, `key.path=value`.
+        machine: the device of this machine that a run takes where none is named.
 
     Raises:
         ConfigurationError: an unknown key or an unfit value.
     """
-    tree: dict[str, Any] = own.model_dump(mode="json")
-    for text in overrides:
-        keys, value = parse_override(text)
-        tree = with_override(tree, keys, value)
+    tree = with_overrides(own.model_dump(mode="json"), [parse_override(text) for text in overrides])
     try:
         wanted = RunConfig.model_validate(with_section_defaults(tree, RunConfig))
     except ValidationError as error:
         raise configuration_error(error, RunConfig) from error
-    named = any(text.partition("=")[0].strip() == "runtime.device" for text in overrides)
-    if named or _places(own.runtime) == _places(wanted.runtime):
-        return wanted
-    return wanted.model_copy(update={"runtime": wanted.runtime.model_copy(update={"device": None})})
+    named = named_keys(overrides)
+    if _places(own.runtime) != _places(wanted.runtime):
+        wanted = _left_open(wanted, ("device",), named)
+    if device_kind(device_of(own, machine)) != device_kind(device_of(wanted, machine)):
+        wanted = _left_open(wanted, ("layout", "micro_batch_tokens"), named)
+    return wanted
+
+
+def _left_open(config: RunConfig, keys: Sequence[str], named: Sequence[str]) -> RunConfig:
+    """Without its own values for those keys of `runtime` that are not named."""
+    unnamed = {key: None for key in keys if f"runtime.{key}" not in named}
+    return config.model_copy(update={"runtime": config.runtime.model_copy(update=unnamed)})
 
 
 def _places(runtime: RuntimeSection) -> tuple[Any, ...]:
@@ -96,7 +120,7 @@ def allowed_changes(own: RunConfig, wanted: RunConfig, *, overrides: Sequence[st
     allowed = (*MAY_CHANGE, *MAY_CHANGE_BITS)
     refused = [key for key in changes if not any(_within(key, name) for name in allowed)]
     if refused:
-        typed = [text.partition("=")[0].strip() for text in overrides]
+        typed = named_keys(overrides)
         key = min(
             refused, key=lambda k: (not any(_within(k, name) for name in typed), not k.endswith(".type"), k.count("."))
         )
@@ -114,4 +138,5 @@ def _within(key: str, name: str) -> bool:
 
 def changes_bits(changes: Mapping[str, Any]) -> bool:
     """Whether the resumed run differs in its last bits from one that was never interrupted."""
-    return any(_within(key, name) for key in changes for name in MAY_CHANGE_BITS)
+    of_order = (key for key in changes if not any(_within(key, name) for name in MAY_CHANGE))
+    return any(_within(key, name) for key in of_order for name in MAY_CHANGE_BITS)

@@ -283,8 +283,8 @@ class RuntimeSection(Config):
     """Tokens that may wait for the evaluator; by default those of all rollouts that may be in flight."""
     ranks: int = Field(1, ge=1)
     """Processes that train together, each with a shard of policy and critic (torch FSDP2); on GPUs one for each. The
-    first of them does all else. With `runtime.type` = `local` and the synchronous loop only; on Ray each trainer has a
-    number of its own, `runtime.actors.policy.ranks` and `runtime.actors.critic.ranks`."""
+    first of them does all else. With `runtime.type` = `local`, and with a critic in the synchronous loop only; on Ray
+    each trainer has a number of its own, `runtime.actors.policy.ranks` and `runtime.actors.critic.ranks`."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """Precision of weights and arithmetic; float64 is for equality tests."""
     micro_batch_tokens: int | None = Field(None, ge=1)

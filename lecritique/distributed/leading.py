@@ -46,6 +46,11 @@ class Leader:
         self.broken = False
         """Whether rank 0 left in the middle of something: nothing that is told after that would be heard."""
 
+    @property
+    def busy(self) -> bool:
+        """Whether a call is under way, on whichever thread."""
+        return self._within
+
     @contextmanager
     def calling(self, role: str, method: str, *args: Any, **kwargs: Any) -> Iterator[None]:
         """Have the others call `role.method(...)`, and do the same inside; what that calls in turn is not told again.

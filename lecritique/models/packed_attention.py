@@ -82,7 +82,7 @@ class Segments:
         Raises:
             ValueError: prefixes whose keys are not kept.
         """
-        if prefixes.kept is None:
+        if not prefixes.kept:
             raise ValueError("nothing can follow prefixes whose keys are not kept")
         device, lengths = self.positions.device, np.asarray(prefixes.lengths)
         starts = np.concatenate([[0], np.cumsum(lengths)])
@@ -101,6 +101,11 @@ class Segments:
                 )
             )
         return replace(self, positions=self.positions + torch.from_numpy(moved).to(device), behind=tuple(before))
+
+    def forget(self) -> None:
+        """Lets go of the kept keys and values: nothing can follow these segments any more."""
+        if self.kept is not None:
+            self.kept.clear()
 
     def inputs(self) -> dict[str, Any]:
         """What a model that was switched to `PACKED` is given beside the ids."""
@@ -129,40 +134,51 @@ def read_packed(model: Any) -> None:
     """Let a causal language model, and copies made of it from now on, take packed rows.
 
     Raises:
-        ConfigurationError: its attention cannot be replaced; the model is left as it was.
+        ConfigurationError: its attention cannot be replaced, or packed rows change its numbers; the model is left as
+            it was.
     """
     if not packed_if_possible(model):
         raise ConfigurationError(
-            f"'runtime.layout' = 'packed' needs a model whose attention transformers can replace, and "
-            f"{type(model).__name__} is none; set it to 'padded'"
+            "'runtime.layout' = 'packed' needs a model that reads rows end to end, and behind a shared prefix, as it "
+            f"reads each of them whole, and {type(model).__name__} is none; set it to 'padded'"
         )
 
 
 def packed_if_possible(model: Any) -> bool:
     """`read_packed` where the model's attention can be replaced, and whether it could; otherwise nothing changes."""
     before = model.config._attn_implementation
-    model.set_attn_implementation(PACKED)
-    if not reads_packed(model):
-        return False
-    if _hands_on_segments(model):
-        return True
-    model.set_attn_implementation(before)
-    return False
+    try:
+        model.set_attn_implementation(PACKED)
+        possible = reads_packed(model) and _reads_alike(model)
+    except Exception:  # models are of many hands, and each fails in its own way at what it does not know
+        possible = False
+    if not possible:
+        model.set_attn_implementation(before)
+    return possible
 
 
 @torch.no_grad()
-def _hands_on_segments(model: Any) -> bool:
-    """Whether a row behind another one is read as it is alone: some models drop what they do not know on the way."""
+def _reads_alike(model: Any) -> bool:
+    """Whether a packed row is read as it is alone, and the end of a row behind its kept beginning as in the whole row.
+
+    Some models drop what they do not know on the way to their layers, others attend twice in a layer.
+    """
     ids = torch.arange(1, 9, device=model.device)[None] % int(model.config.get_text_config().vocab_size)
+    beginning, end = ids[:, :3], ids[:, 3:]
     decoder = model.get_decoder()
-    try:
-        packed = decoder(input_ids=ids, use_cache=False, **Segments.of([3, 5], model.device).inputs())
-    except TypeError:  # an argument that it does not take
-        return False
-    alone = decoder(input_ids=ids[:, 3:], use_cache=False).last_hidden_state
-    one_row = decoder(input_ids=ids, use_cache=False).last_hidden_state[:, 3:]
+
+    def states(ids: torch.Tensor, segments: Segments | None = None) -> torch.Tensor:
+        inputs = {} if segments is None else segments.inputs()
+        return decoder(input_ids=ids, use_cache=False, **inputs).last_hidden_state  # type: ignore[no-any-return]
+
+    alone, whole = states(end), states(ids)[:, 3:]
+    packed = states(ids, Segments.of([3, 5], model.device))[:, 3:]
+    prefix = replace(Segments.of([3], model.device), kept={})
+    states(beginning, prefix)
+    behind = states(end, Segments.of([5], model.device).following(prefix, [0]))
     # Whatever the precision, rounding is far less than what the tokens before it do to a row.
-    return bool((packed.last_hidden_state[:, 3:] - alone).norm() < 0.1 * (one_row - alone).norm())
+    most = 0.1 * (whole - alone).norm()
+    return bool((packed - alone).norm() < most and (behind - whole).norm() < most)
 
 
 def reads_packed(model: Any) -> bool:
@@ -180,16 +196,22 @@ def packed_attention(
     segments: Segments | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention of each segment to itself, [1, h, N, d] to [1, N, h, d]; plain attention without segments."""
+    """Causal attention of each segment to itself, [1, h, N, d] to [1, N, h, d]; plain attention without segments.
+
+    Values, and so what is returned, may be narrower than queries and keys, as in multi-head latent attention.
+
+    Raises:
+        ConfigurationError: a module attends a second time in a pass whose keys are kept.
+    """
     if segments is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     scale = kwargs.get("scaling")
     columns = [each[0].transpose(0, 1) for each in (query, key, value)]
     if segments.kept is not None:
-        segments.kept[module] = columns[1], columns[2]
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and segments.behind is None:
+        _keep(segments.kept, module, columns[1], columns[2])
+    if _fits_kernel(columns) and segments.behind is None:
         return _by_kernel(columns, segments, scale)[None], None
-    attended = torch.zeros_like(columns[0])
+    attended = columns[0].new_zeros((*columns[0].shape[:2], columns[2].shape[2]))
     for bucket, before in zip(segments.buckets, segments.behind or (None,) * len(segments.buckets), strict=True):
         query, key, value = (_padded(column, bucket) for column in columns)
         mask: torch.Tensor | None = None
@@ -200,6 +222,15 @@ def packed_attention(
         )
         attended = attended.index_copy(0, bucket.tokens, _unpadded(found, bucket))
     return attended[None], None
+
+
+def _keep(kept: Kept, module: torch.nn.Module, key: torch.Tensor, value: torch.Tensor) -> None:
+    if module in kept:
+        raise ConfigurationError(
+            f"{type(module).__name__} attends twice in a pass, expected once for rows that share a prefix under "
+            "'runtime.layout' = 'packed'; set it to 'padded'"
+        )
+    kept[module] = key, value
 
 
 def _with_before(
@@ -226,6 +257,12 @@ def _padded(column: torch.Tensor, bucket: Bucket) -> torch.Tensor:
     block = column.new_zeros((bucket.rows * bucket.width, *column.shape[1:]))
     block = block.index_copy(0, bucket.places, column.index_select(0, bucket.tokens))
     return block.unflatten(0, (bucket.rows, bucket.width)).transpose(1, 2)
+
+
+def _fits_kernel(columns: Sequence[torch.Tensor]) -> bool:
+    """On a GPU, in half precision, with values as wide as keys."""
+    query, key, value = columns
+    return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and key.shape[2] == value.shape[2]
 
 
 def _by_kernel(columns: Sequence[torch.Tensor], segments: Segments, scale: float | None) -> torch.Tensor:

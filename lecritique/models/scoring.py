@@ -20,7 +20,7 @@ from lecritique.core.trajectory import ContextInsertion, Trajectory
 from lecritique.models.packed_attention import Segments, reads_packed
 from lecritique.models.packing import micro_batches, padded
 from lecritique.models.shared_prefix import (
-    SharedPrefix,
+    PrefixBatch,
     packed_prefixes,
     prefix_batches,
     shared_prefixes,
@@ -292,8 +292,7 @@ def _read(
     packed = reads_packed(decoder)
     for together in prefix_batches(groups, lengths, max_tokens=max_tokens, packed=packed):
         if packed:
-            batch = _behind_prefixes(decoder, together, rows, ids, device)
-            yield batch, final_states(decoder, batch)
+            yield from _read_behind_packed(decoder, together, rows, ids, device)
             continue
         for places, hidden_BLH in states_behind_prefixes(decoder, together, ids, device=device):
             yield _micro_batch([(i, rows[i], start, lengths[i]) for i, start in places], device), hidden_BLH
@@ -304,19 +303,23 @@ def _read(
         yield batch, final_states(decoder, batch)
 
 
-def _behind_prefixes(
+def _read_behind_packed(
     decoder: Any,
-    groups: Sequence[SharedPrefix],
+    together: PrefixBatch,
     rows: Sequence[TokenRow],
     ids: Sequence[NDArray[np.int64]],
     device: torch.device,
-) -> MicroBatch:
-    """What follows the prefixes, end to end; the prefixes are read here."""
-    members = [(owner, group.length, index) for owner, group in enumerate(groups) for index in group.indices]
-    batch = _packed_micro_batch([(index, rows[index], start, len(ids[index])) for _, start, index in members], device)
-    assert batch.segments is not None
-    prefixes = packed_prefixes(decoder, groups, ids, device=device)
-    return replace(batch, segments=batch.segments.following(prefixes, [owner for owner, *_ in members]))
+) -> Iterator[tuple[MicroBatch, torch.Tensor]]:
+    """What follows the prefixes, end to end, with its final hidden states; the prefixes are read here."""
+    prefixes = packed_prefixes(decoder, together.groups, ids, device=device)
+    for members in together.passes:
+        pieces = [(i, rows[i], together.groups[owner].length, len(ids[i])) for owner, i in members]
+        batch = _packed_micro_batch(pieces, device)
+        assert batch.segments is not None
+        batch = replace(batch, segments=batch.segments.following(prefixes, [owner for owner, _ in members]))
+        yield batch, final_states(decoder, batch)
+    # The last micro-batch still names them, while the next prefixes are read.
+    prefixes.forget()
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ Shape letters: G groups of rows, B rows, P padded prefix length, q padded length
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -78,35 +78,87 @@ def _pays(group: SharedPrefix, rows: Sequence[NDArray[np.int64]]) -> bool:
     return saved > 0 and saved >= LEAST_SAVED * sum(len(rows[index]) for index in group.indices)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PrefixBatch:
+    """Prefixes that one forward pass reads, and the rows behind them by the passes that read what follows."""
+
+    groups: tuple[SharedPrefix, ...]
+    passes: tuple[tuple[tuple[int, int], ...], ...]
+    """Of each pass its rows as (place of the row's prefix in `groups`, index in the caller's list)."""
+
+
 def prefix_batches(
     groups: Sequence[SharedPrefix], lengths: Sequence[int], *, max_tokens: int, packed: bool = False
-) -> list[list[SharedPrefix]]:
-    """Groups that are read together: what follows the prefix is of similar length.
+) -> list[PrefixBatch]:
+    """Every prefix once, with others as far as they fit, and what follows them in as many passes as it takes.
 
-    At most `max_tokens` keys, or, `packed`, tokens that are read. A group that is larger alone is split by rows.
-    Depends on lengths alone.
+    Depends on lengths alone. Only one batch's keys need be kept at a time.
+
+    Args:
+        groups: of `shared_prefixes`.
+        lengths: of all rows of the caller's list, in tokens.
+        max_tokens: of a pass. Packed, what it reads. Padded, the keys that exist at once, those of prefixes among them.
+            A prefix or a rest that is longer alone gets a pass of its own.
+        packed: rows are laid end to end; otherwise rests of similar length are read together.
     """
-    size = _packed_size if packed else _size
-    pieces = [piece for group in groups for piece in _split(group, lengths, max_tokens, size)]
+    return _packed_batches(groups, lengths, max_tokens) if packed else _padded_batches(groups, lengths, max_tokens)
+
+
+def _packed_batches(groups: Sequence[SharedPrefix], lengths: Sequence[int], max_tokens: int) -> list[PrefixBatch]:
+    # Prefixes of similar length together: attention pads them to one width for rows of a bucket.
+    ordered = sorted(groups, key=lambda group: (-group.length, group.indices))
     batches: list[list[SharedPrefix]] = []
-    for piece in sorted(pieces, key=lambda piece: (piece.length - _longest(piece, lengths), piece.indices)):
-        if batches and size([*batches[-1], piece], lengths) <= max_tokens:
-            batches[-1].append(piece)
+    for group in ordered:
+        if batches and sum(each.length for each in batches[-1]) + group.length <= max_tokens:
+            batches[-1].append(group)
         else:
-            batches.append([piece])
-    return batches
+            batches.append([group])
+    return [PrefixBatch(groups=tuple(batch), passes=_packed_passes(batch, lengths, max_tokens)) for batch in batches]
 
 
-def _split(group: SharedPrefix, lengths: Sequence[int], max_tokens: int, size: _Size) -> list[SharedPrefix]:
-    """The group, or parts of it that are small enough, of one row at least."""
-    if len(group.indices) == 1 or size([group], lengths) <= max_tokens:
-        return [group]
-    half = (len(group.indices) + 1) // 2
-    return [
-        piece
-        for indices in (group.indices[:half], group.indices[half:])
-        for piece in _split(SharedPrefix(indices=indices, length=group.length), lengths, max_tokens, size)
-    ]
+def _packed_passes(
+    batch: Sequence[SharedPrefix], lengths: Sequence[int], max_tokens: int
+) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Prefix by prefix, longest first: at most `max_tokens` tokens and `_MOST_KEYS` times as many keys a pass."""
+    passes: list[list[tuple[int, int]]] = []
+    tokens = prefix = longest = 0
+    for owner, group in enumerate(batch):
+        for index in group.indices:
+            rest = lengths[index] - group.length
+            tokens, longest = tokens + rest, max(longest, rest)
+            # A pass begins with its longest prefix.
+            keys = (len(passes[-1]) + 1) * (prefix + longest) if passes else 0
+            if not passes or tokens > max_tokens or keys > _MOST_KEYS * max_tokens:
+                passes.append([])
+                tokens, prefix, longest = rest, group.length, rest
+            passes[-1].append((owner, index))
+    return tuple(tuple(each) for each in passes)
+
+
+def _padded_batches(groups: Sequence[SharedPrefix], lengths: Sequence[int], max_tokens: int) -> list[PrefixBatch]:
+    ordered = sorted(groups, key=lambda group: (group.length - _longest(group, lengths), group.indices))
+    batches: list[list[SharedPrefix]] = []
+    for group in ordered:
+        if batches and _size([*batches[-1], group], lengths) <= max_tokens:
+            batches[-1].append(group)
+        else:
+            batches.append([group])
+    return [PrefixBatch(groups=tuple(batch), passes=_padded_passes(batch, lengths, max_tokens)) for batch in batches]
+
+
+def _padded_passes(
+    batch: Sequence[SharedPrefix], lengths: Sequence[int], max_tokens: int
+) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Rests of similar length together, at most `max_tokens` keys a pass."""
+    members = [(owner, index) for owner, group in enumerate(batch) for index in group.indices]
+    rests = [lengths[index] - batch[owner].length for owner, index in members]
+    width = max(group.length for group in batch)
+    passes = []
+    for bucket in buckets(rests):
+        count = max(1, max_tokens // (width + rests[bucket[0]]))  # a bucket's longest rest comes first
+        cuts = [bucket[start : start + count] for start in range(0, len(bucket), count)]
+        passes += [tuple(members[place] for place in cut) for cut in cuts]
+    return tuple(passes)
 
 
 def _longest(group: SharedPrefix, lengths: Sequence[int]) -> int:
@@ -119,20 +171,11 @@ def _size(batch: Sequence[SharedPrefix], lengths: Sequence[int]) -> int:
     return sum(len(group.indices) for group in batch) * (max(group.length for group in batch) + rest)
 
 
-def _packed_size(batch: Sequence[SharedPrefix], lengths: Sequence[int]) -> int:
-    """Tokens that are read, and so many that the keys, which exist at once for one layer only, are within reason."""
-    rests = sum(lengths[index] - group.length for group in batch for index in group.indices)
-    return max(sum(group.length for group in batch) + rests, -(-_size(batch, lengths) // _MOST_KEYS))
-
-
-_Size = Callable[[Sequence[SharedPrefix], Sequence[int]], int]
-
-
 @torch.no_grad()
 def packed_prefixes(
     decoder: Any, batch: Sequence[SharedPrefix], rows: Sequence[NDArray[np.int64]], *, device: torch.device
 ) -> Segments:
-    """Reads the prefixes end to end: what `Segments.following` takes."""
+    """Reads the prefixes end to end: what `Segments.following` takes, and `Segments.forget` lets go of."""
     ids = np.concatenate([rows[group.indices[0]][: group.length] for group in batch])
     prefixes = replace(Segments.of([group.length for group in batch], device), kept={})
     decoder(input_ids=torch.from_numpy(ids).to(device)[None], use_cache=False, **prefixes.inputs())
@@ -141,18 +184,15 @@ def packed_prefixes(
 
 @torch.no_grad()
 def states_behind_prefixes(
-    decoder: Any, batch: Sequence[SharedPrefix], rows: Sequence[NDArray[np.int64]], *, device: torch.device
+    decoder: Any, batch: PrefixBatch, rows: Sequence[NDArray[np.int64]], *, device: torch.device
 ) -> Iterator[tuple[list[tuple[int, int]], torch.Tensor]]:
-    """Final hidden states of what follows the prefixes, rests of similar length together.
+    """Final hidden states of what follows the prefixes, padded, pass by pass.
 
     Yields (row, index of its first token behind the prefix) of each row, and their states [B, q, H].
     """
-    prefixes = _read_prefixes(decoder, batch, rows, device)
-    members = [(owner, index) for owner, group in enumerate(batch) for index in group.indices]
-    lengths = [len(rows[index]) - batch[owner].length for owner, index in members]
-    for bucket in buckets(lengths):
-        together = [members[place] for place in bucket]
-        places = [(index, batch[owner].length) for owner, index in together]
+    prefixes = _read_prefixes(decoder, batch.groups, rows, device)
+    for together in batch.passes:
+        places = [(index, batch.groups[owner].length) for owner, index in together]
         rest = [rows[index][start:] for index, start in places]
         yield places, _read_behind(decoder, prefixes, [owner for owner, _ in together], rest, device)
 

@@ -191,11 +191,19 @@ def read_config(path: Path) -> RunConfig:
     """
     file = path / "config.json"
     try:
-        return RunConfig.model_validate_json(file.read_text(encoding="utf-8"))
+        return parsed_config(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(_no_run(path)) from error
     except ValueError as error:  # not text, not JSON, or other keys
         raise ConfigurationError(f"'{file}' is not a configuration of this version.") from error
+
+
+def parsed_config(text: str) -> RunConfig:
+    """A run's configuration as `config.json` holds it; ValueError when it is not one of this version."""
+    config = RunConfig.model_validate_json(text)
+    if config.runtime.layout is None:  # of a run from before there was a choice
+        config = config.model_copy(update={"runtime": config.runtime.model_copy(update={"layout": "padded"})})
+    return config
 
 
 def _no_run(path: Path) -> str:

@@ -20,7 +20,7 @@ from lecritique.core.errors import EXIT_OK, ConfigurationError
 from lecritique.core.metrics import null_if_undefined
 from lecritique.runs.checkpoints import FOLDER as CHECKPOINTS
 from lecritique.runs.checkpoints import Checkpoints
-from lecritique.runs.directory import is_being_written, locked, read_status, write_json
+from lecritique.runs.directory import is_being_written, locked, parsed_config, read_config, read_status, write_json
 from lecritique.runtime.base_reward import base_reward
 from lecritique.runtime.build import Base, load_base, resolved_against
 from lecritique.runtime.parent import named_parent
@@ -88,6 +88,7 @@ def plan(
     _refuse_arms_and_seeds(overrides)
     given, overrides = list(overrides), [*budget_overrides(budget or BudgetSection()), *overrides]
     known = _known(out, recipe.name)
+    overrides = [*_as_held(out, known, compose(recipe, arm=arms[0], overrides=overrides)), *overrides]
     bases = _Bases()
     first = bases.of(compose(recipe, arm=arms[0], overrides=overrides))
 
@@ -127,6 +128,23 @@ def plan(
     return Plan(out=out, jobs=tuple(wish for wish in wanted if wish not in finished), finished=finished, record=record)
 
 
+def _as_held(out: Path, known: Mapping[str, Any], composed: RunConfig) -> list[str]:
+    """Overrides that give what is left to the device the values of the runs here: one comparison, one kind of run.
+
+    What a device decides may change from one version to the next, and a comparison that was begun goes on.
+    """
+    runs = [out / arm / f"seed-{seed}" for arm in known.get("arms", []) for seed in known.get("seeds", [])]
+    held = next((run for run in runs if (run / "config.json").is_file()), None)
+    if held is None:
+        return []
+    try:
+        runtime = read_config(held).runtime
+    except ConfigurationError:  # refused in its place, with all others that do not belong here
+        return []
+    left_open = [key for key in ("layout", "micro_batch_tokens") if getattr(composed.runtime, key) is None]
+    return [f"runtime.{key}={getattr(runtime, key)}" for key in left_open]
+
+
 def _budget_line(budget: BudgetSection | None) -> dict[str, Any]:
     """The budget in the record, where there is one."""
     unit = None if budget is None else budget_unit(budget)
@@ -149,7 +167,7 @@ class _Bases:
 
     def of(self, config: RunConfig) -> Base:
         runtime = config.runtime
-        layout = (runtime.dtype, str(runtime.device), runtime.layout)
+        layout = (runtime.dtype, str(runtime.device), str(runtime.layout))
         key = "|".join((config.task.model_dump_json(), config.model.name, *layout))
         if key not in self._loaded:
             self._loaded[key] = load_base(config)
@@ -310,7 +328,7 @@ def _require_same(job: Job) -> None:
     if not path.is_file():
         return
     try:
-        held = RunConfig.model_validate_json(path.read_text(encoding="utf-8"))
+        held = parsed_config(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigurationError(f"'{path}' is not a configuration of this version; choose another --out.") from error
     for key, (theirs, ours) in differences(held, job.config).items():

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from lecritique.config.load import Recipe, compose, load_recipe, recipe_names
+from lecritique.config.resolve import micro_batch_tokens_on
 from lecritique.config.schema import RunConfig
 from lecritique.core.errors import ConfigurationError
 from lecritique.core.seeds import derive_seed
@@ -93,11 +94,17 @@ def plan_evaluation(source: str, wishes: Wishes) -> EvaluationPlan:
     notes = tuple(_trained_on(name, configs[name], described[name], policy) for name in described)
     return EvaluationPlan(
         policy=policy,
-        config=first,
+        config=_filled(first, device),
         sets=tuple(sets),
         settings=settings,
         notes=tuple(note for note in notes if note),
     )
+
+
+def _filled(config: RunConfig, device: str) -> RunConfig:
+    """With what the engine reads of `runtime` and a device decides; nothing else of this configuration is resolved."""
+    tokens = config.runtime.micro_batch_tokens or micro_batch_tokens_on(device)
+    return config.model_copy(update={"runtime": config.runtime.model_copy(update={"micro_batch_tokens": tokens})})
 
 
 def _require_there(source: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lecritique.actors.cluster import ActorLost
 from lecritique.core.errors import CheckpointError, RoleFailure
+from lecritique.runs.checkpoints import checkpoint_step
 from lecritique.runs.directory import RunDirectory
 from lecritique.runtime.actor_roles import ActorRoles
 from lecritique.runtime.build import Base, Parts, build
@@ -46,7 +47,7 @@ def train_on_actors(
     for left in range(allowed, -1, -1):
         try:
             if left < allowed:
-                parts, now = _restored(base, actors, directory)
+                parts, now = _restored(base, actors, directory, restores_left=left)
             train(parts, directory, first=now, on_step=on_step, warn=warn, restores_left=left)
             return
         except ActorLost as lost:
@@ -58,10 +59,15 @@ def train_on_actors(
             warn(f"{lost} The run goes back to its newest checkpoint; {left - 1} more times it may.")
 
 
-def _restored(base: Base, actors: ActorRoles, directory: RunDirectory) -> tuple[Parts, int]:
-    """The roles as the newest checkpoint, or the start of the run, has them, and the steps that are done."""
+def _restored(base: Base, actors: ActorRoles, directory: RunDirectory, *, restores_left: int) -> tuple[Parts, int]:
+    """The roles as the newest checkpoint, or the start of the run, has them, and the steps that are done.
+
+    What ends the run here is recorded: all but an actor that is lost while the run may go back once more.
+    """
+    step = 0
     try:
         checkpoint, passed_over = _newest(directory.path)
+        step = 0 if checkpoint is None else checkpoint_step(checkpoint)
         parts = build(base, actors=actors)
         done = 0 if checkpoint is None else restore_run(parts, saved_tree(checkpoint))
         directory.go_on(
@@ -73,10 +79,9 @@ def _restored(base: Base, actors: ActorRoles, directory: RunDirectory) -> tuple[
             data=parts.data.counts.record(),
             versions=versions_of(parts),
         )
-    except ActorLost:
-        raise
     except BaseException as error:
-        record_end(directory, error, step=0, steps=base.config.run.steps)
+        if not (isinstance(error, ActorLost) and restores_left):
+            record_end(directory, error, step=step, steps=base.config.run.steps)
         raise
     return parts, done
 

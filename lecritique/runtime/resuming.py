@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lecritique.config.resume import Changes, allowed_changes, changes_bits, with_changes
 from lecritique.config.schema import RunConfig
 from lecritique.core.errors import ConfigurationError
+from lecritique.models.devices import default_device
 from lecritique.runs.checkpoints import checkpoint_step
 from lecritique.runs.directory import RunDirectory, read_config, read_end, read_status
 from lecritique.runtime.build import Base, Parts, build, load_base, resolved_against
@@ -92,7 +93,7 @@ def resume(path: Path, overrides: Sequence[str]) -> Resume:
     own = read_config(path)
     directory = RunDirectory.reopen(path)
     try:
-        return _checked(directory, own, with_changes(own, overrides), overrides)
+        return _checked(directory, own, with_changes(own, overrides, machine=default_device()), overrides)
     except BaseException:
         directory.close()
         raise

@@ -117,8 +117,13 @@ def training_group(config: RunConfig) -> Iterator[TrainingGroup | None]:
             )
             try:
                 yield group
+            except KeyboardInterrupt:
+                # Nobody was waited for: the asynchronous loop's policy trainer may be in the middle of a step.
+                leader.broken = True
+                raise
             finally:
-                if leader.broken:
+                # A step that was too long to be waited for: no word may come between.
+                if leader.broken or leader.busy:
                     for other in others:
                         other.kill()
                 else:

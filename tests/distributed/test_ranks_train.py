@@ -125,10 +125,30 @@ def test_adapters_train_and_are_saved_as_on_one_process(tmp_path):
     assert final.digest == saved.digest != state_digest(load_base(small_config(*SET)).language.model.state_dict())
 
 
-def test_the_asynchronous_loop_is_refused():
+def test_the_asynchronous_loop_is_refused_where_a_critic_trains_too():
     config = compose(load_recipe("demo"), overrides=["runtime.loop=asynchronous", "runtime.ranks=2"])
-    with pytest.raises(ConfigurationError, match=r"'runtime\.ranks' = 2 .* use 'runtime\.loop' = 'synchronous'"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"'runtime\.ranks' = 2 .* use 'runtime\.loop' = 'synchronous', or .*actors\.policy\.ranks'",
+    ):
         load_base(config)
+
+
+ASYNCHRONOUS = ("runtime.loop=asynchronous", "rollout.max_staleness=0", "run.checkpoint_every=1")
+
+
+def test_without_a_critic_the_asynchronous_loop_has_the_numbers_of_one_process(tmp_path):
+    path = tmp_path / "run"
+    done = subprocess.run(
+        command("demo", "--arm", "mean", *SET, *ASYNCHRONOUS, "runtime.ranks=2", "--out", str(path)),
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    alone = trained(build(load_base(small_config(*SET, arm="mean"))), 3)
+    of_the_loop = ("engine_restarts", "seconds", "tokens_per", "time", "utilisation")
+    kept = [{name: value for name, value in row.items() if not name.startswith(of_the_loop)} for row in alone]
+    assert_alike(rows(path), kept)
+    assert max(abs(row["policy_loss"]) for row in kept) > 1e-3
 
 
 def test_the_number_of_processes_may_change_when_a_run_goes_on():
@@ -153,12 +173,10 @@ def test_what_a_call_calls_in_turn_is_not_told_again(monkeypatch):
     assert [call[:2] for call in told] == [("policy", "step"), ("policy", "publish")] and not leader.broken
 
 
-@pytest.fixture
-def long_run(tmp_path):
+def running_for_long(path, *words):
     """A run on two processes in the middle of its steps: its directory, rank 0 and the other process."""
-    path = tmp_path / "run"
     with subprocess.Popen(
-        command("demo", "--arm", "pvf", *SET, "run.steps=100000", "runtime.ranks=2", "--out", str(path)),
+        command("demo", *words, "run.steps=100000", "runtime.ranks=2", "--out", str(path)),
         env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     ) as running:  # fmt: skip
         try:
@@ -167,6 +185,19 @@ def long_run(tmp_path):
             yield path, running, follower
         finally:
             running.kill()
+
+
+@pytest.fixture
+def long_run(tmp_path):
+    """One step after the other, with a critic."""
+    yield from running_for_long(tmp_path / "run", "--arm", "pvf", *SET)
+
+
+@pytest.fixture
+def long_asynchronous_run(tmp_path):
+    """Rollouts beside the policy's steps, which are made long: an interrupt meets one."""
+    words = ("--arm", "mean", *SET, "runtime.loop=asynchronous", "runtime.micro_batch_tokens=1", "policy.epochs=8")
+    yield from running_for_long(tmp_path / "run", *words)
 
 
 @pytest.mark.slow
@@ -199,6 +230,17 @@ def test_an_interrupt_of_all_is_rank_0s_to_answer(long_run):
     assert status["state"] == "interrupted" and has_ended(follower)
     newest = Checkpoints(path / "checkpoints").latest()
     assert newest.name == f"step-{status['step']:08d}" and "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_ends_all_in_the_middle_of_a_policys_step(long_asynchronous_run):
+    path, running, follower = long_asynchronous_run
+    os.killpg(running.pid, signal.SIGINT)
+    time.sleep(0.05)
+    os.killpg(running.pid, signal.SIGINT)
+    said, _ = running.communicate(timeout=PATIENCE_SECONDS)
+    assert running.returncode == 130, said
+    assert json.loads((path / "status.json").read_text())["state"] == "interrupted" and has_ended(follower)
 
 
 def children(pid: int) -> list[int]:

@@ -150,6 +150,25 @@ def test_another_recipe_in_the_same_place_is_refused(done, capfd, monkeypatch, t
     assert files(done) == before
 
 
+def test_a_comparison_from_before_packed_rows_goes_on_as_it_was(done, capfd, monkeypatch, tmp_path):
+    """What a device decides has changed since: a run without the layout's key read padded rows, 16,384 in a pass."""
+    older = tmp_path / "older"
+    shutil.copytree(done, older)
+    for path in older.glob("*/seed-*/config.json"):
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        del tree["runtime"]["layout"]
+        tree["runtime"]["micro_batch_tokens"] = 16384
+        path.write_text(json.dumps(tree), encoding="utf-8")
+    command = ("compare", "demo", *SHORT, "--arms", "mean", "--out", str(older))
+    require_one_sentence(call(capfd, monkeypatch, *command, "runtime.layout=packed"), "padded", "packed", "--out")
+    answer = call(capfd, monkeypatch, *command, "--seeds", "0,7")
+    assert answer.code == 0 and "1 runs to do, 1 done already" in answer.out
+    runtime = record(older / "mean" / "seed-7", "config.json")["runtime"]
+    assert (runtime["layout"], runtime["micro_batch_tokens"]) == ("padded", 16384)
+    own = record(done / "mean" / "seed-0", "config.json")["runtime"]
+    assert own["layout"] != "padded" and own["micro_batch_tokens"] != 16384
+
+
 def test_a_new_seed_runs_alone_and_an_unfinished_run_is_done_again_with_its_remains_kept(done, capfd, monkeypatch):
     before = run_files(done)
     unfinished = done / "tether" / "seed-0"

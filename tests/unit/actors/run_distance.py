@@ -23,13 +23,24 @@ def farthest(one: Path, other: Path) -> tuple[float, str]:
     for name in a.metrics:
         if not name.startswith(TIMING):
             for x, y in zip(a.series(name), b.series(name), strict=True):
-                if not (math.isnan(x) and math.isnan(y)):
-                    found.append((abs(x - y) / max(abs(x), abs(y), 1e-3), name))
-    tensors = dict(of_tensors(state_of(other)))
-    for name, tensor in of_tensors(state_of(one)):
-        size = max(float(tensor.abs().max()), 1e-12)
-        found.append((float((tensor - tensors[name]).abs().max()) / size, name))
+                found.append((apart(torch.tensor(x), torch.tensor(y), least=1e-3), name))
+    tensors, others = dict(of_tensors(state_of(one))), dict(of_tensors(state_of(other)))
+    assert tensors.keys() == others.keys(), sorted(tensors.keys() ^ others.keys())
+    found += [(apart(tensor, others[name], least=1e-12), name) for name, tensor in tensors.items()]
     return max(found)
+
+
+def apart(one: torch.Tensor, other: torch.Tensor, *, least: float) -> float:
+    """The largest difference over the largest finite size, `least` or more; what is not finite must be alike."""
+    assert one.shape == other.shape
+    one, other = one.double(), other.double()
+    differ = (one != other) & ~(one.isnan() & other.isnan())
+    if not differ.any():
+        return 0.0
+    if not (one[differ].isfinite().all() and other[differ].isfinite().all()):
+        return math.inf
+    size = max(float(each[each.isfinite()].abs().max()) for each in (one, other))
+    return float((one - other)[differ].abs().max()) / max(size, least)
 
 
 def of_tensors(tree: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from contextlib import closing
 from pathlib import Path
@@ -133,3 +134,33 @@ def test_with_no_replacement_left_the_run_ends(tmp_path: Path, key: str, death: 
     with pytest.raises(RoleFailure, match=f"{death.seat} has ended") as ended:
         run_on_actors(tmp_path / "run", config, ThreadCluster((death,)))
     assert ended.value.exit_code == EXIT_ROLE_FAILED and read_status(tmp_path / "run") == "failed"
+
+
+def ends_of(run: Path) -> list[dict[str, object]]:
+    events = map(json.loads, (run / "events.jsonl").read_text().splitlines())
+    return [event for event in events if event["kind"] in ("failed", "finished")]
+
+
+NO_START = Death("policy trainer", "make", 2)
+
+
+def test_a_trainer_that_cannot_be_made_again_ends_the_run_and_the_status_says_so(tmp_path: Path) -> None:
+    config = small_config(*ACTORS, "runtime.actors.restores=1", "run.steps=3", arm="mean")
+    with pytest.raises(
+        RoleFailure, match=r"loaded: killed by the test\. 'runtime\.actors\.restores' = 1 times the run"
+    ):
+        run_on_actors(tmp_path / "run", config, ThreadCluster((Death("policy trainer", "do", 4), NO_START)))
+    assert read_status(tmp_path / "run") == "failed"
+    said = "policy trainer ended while it loaded: killed by the test."
+    assert [(end["kind"], end["step"], end["message"]) for end in ends_of(tmp_path / "run")] == [("failed", 1, said)]
+
+
+def test_a_trainer_that_cannot_be_made_again_is_tried_as_often_as_the_run_may_go_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = small_config(*ACTORS, "runtime.actors.restores=2", "run.steps=1", arm="mean")
+    run_on_actors(tmp_path / "run", config, ThreadCluster((Death("policy trainer", "do", 2), NO_START)))
+    assert read_status(tmp_path / "run") == "finished" and [end["kind"] for end in ends_of(tmp_path / "run")] == [
+        "finished"
+    ]
+    assert "policy trainer ended while it loaded: killed by the test. The run goes back" in capsys.readouterr().err

@@ -36,6 +36,17 @@ def test_a_count_goes_on_when_the_run_goes_back_and_when_it_is_resumed(tmp_path:
     assert counted(run) == [1.0, 1.0, 2.0]
 
 
+def test_a_replacement_that_dies_while_it_loads_is_counted_as_the_events_have_it(tmp_path: Path) -> None:
+    deaths = (Death("engine 0", "work", 2), Death("engine 0", "make", 2))
+    run_on_actors(tmp_path / "run", small_config("runtime.type=ray", "run.steps=1"), ThreadCluster(deaths))
+    assert counted(tmp_path / "run") == [2.0] and replacements_in(tmp_path / "run") == 2
+    lost = [event for event in map(json.loads, (tmp_path / "run/events.jsonl").read_text().splitlines())
+            if event["kind"] == "actor_lost"]  # fmt: skip
+    assert [event["reason"] for event in lost] == [
+        "killed by the test", "engine 0 ended while it loaded: killed by the test",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(("event", "counts"), [
     ({"kind": "replica_lost", "replacement": 0}, 1), ({"kind": "replica_lost", "replacement": None}, 0),
     ({"kind": "actor_lost", "role": "engine 3", "replaced": True}, 1),

@@ -45,6 +45,8 @@ class Actor:
         self.name, self.incarnation, self.told = "engine 0", 1, []
         self.adopted: list[int] = []
         self.closed = 0
+        self.replacements = 1
+        """How many it takes until one has loaded."""
         self._script = list(script)
         self.prepare = lambda: None
 
@@ -70,7 +72,7 @@ class Actor:
         return self.call(method, *arguments).result()
 
     def replace(self, incarnation: int, lost: ActorLost) -> None:
-        self.incarnation += 1
+        self.incarnation += self.replacements
         self.prepare()
 
 
@@ -92,6 +94,19 @@ def test_a_replacement_of_an_exact_engine_hears_every_round_since_the_weights_ch
     # The two rounds before, then on with what is new; the completion that came twice is handed out once.
     assert actor.told == [["0.0.0.0", "1.0.0.0"], ["0.0.0.1"], ["0.0.0.0", "1.0.0.0"], ["0.0.0.1"]]
     assert second.done() and not third.done() and actor.adopted == [3, 3] and made.restarts == 1
+
+
+def test_replacements_that_end_while_they_load_count_too() -> None:
+    actor = Actor(ActorLost, ["0.0.0.0"], ActorLost)
+    actor.replacements = 2
+    made = engine(actor)
+    made.submit(request(0))
+    while made.advance():
+        pass
+    assert made.restarts == 2
+    made.submit(request(1))
+    made.advance()
+    assert made.restarts == 4
 
 
 def test_new_weights_make_rounds_before_them_forgotten() -> None:

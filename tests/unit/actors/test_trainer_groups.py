@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -32,13 +32,13 @@ from lecritique.runtime.resuming import resume
 from lecritique.runtime.training import train
 from tests.integration.run_files import differences, outcomes, state_of
 from tests.integration.short_runs import small_config
+from tests.unit.actors.group_ranks import HELD, Rank
 from tests.unit.actors.process_cluster import ProcessCluster, Strike
 from tests.unit.actors.run_distance import farthest, of_tensors
-from tests.unit.actors.thread_cluster import ThreadCluster, run_locally, run_on_actors
+from tests.unit.actors.thread_cluster import Death, ThreadCluster, run_locally, run_on_actors
 
 SAME = ("runtime.dtype=float64", "runtime.decode_chunk_tokens=5", "run.checkpoint_every=1")
 TWO = ("runtime.type=ray", "runtime.actors.policy.ranks=2", "runtime.actors.critic.ranks=2")
-HERE = "tests.unit.actors.test_trainer_groups"
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +100,12 @@ def test_a_rank_that_dies_takes_its_trainer_back_to_the_checkpoint(group_run: Pa
     run_on_actors(tmp_path / "run", small_config(*SAME, *TWO, "run.steps=3", arm="pvf"), cluster)
     assert cluster.struck == list(DEATHS)
     assert [each for each in differences(group_run, tmp_path / "run") if not each.startswith("metric engine_re")] == []
+    events = map(json.loads, (tmp_path / "run/events.jsonl").read_text().splitlines())
+    assert [event["message"] for event in events if event["kind"] == "trainer_lost"] == [
+        "the process of the policy trainer has ended (policy trainer rank 1: its process has ended).",
+        "the process of the value trainer has ended (its process has ended).",
+        "the process of the value trainer has ended (value trainer rank 1: its process has ended).",
+    ]
     # Groups are made anew with every return, the others stay.
     ranks = {f"{role} trainer{rank}": 4 for role in ("policy", "value") for rank in ("", " rank 1")}
     assert cluster.started == {**ranks, "evaluator 0": 1, "engine 0": 1}
@@ -162,35 +168,6 @@ def test_half_precision_is_kept_in_float32_shards(tmp_path: Path) -> None:
         assert any((tensor != tensor.bfloat16()).any() for name, tensor in tensors.items() if "weights" in name)
 
 
-class Rank:
-    """What a seat of a group holds here; rank 0 works before another fails."""
-
-    working, over = threading.Event(), threading.Event()
-
-    def __init__(self, failure: Exception | None, meeting: str) -> None:
-        self._failure, self._meeting = failure, meeting
-
-    def meets(self) -> str:
-        return self._meeting
-
-    def work(self, seconds: float) -> None:
-        """As in a collective whose partner is gone, and which says so or hangs."""
-        self.working.set()
-        if not self.over.wait(seconds):
-            raise RuntimeError("Connection closed by peer")
-
-    def follow(self) -> None:
-        (self.over if self._failure is None else self.working).wait(30.0)
-        if self._failure is not None:
-            raise self._failure
-
-
-def held(failure: Exception | None, meeting: str) -> Rank:
-    if isinstance(failure, FileNotFoundError):
-        raise failure
-    return Rank(failure, meeting)
-
-
 @contextmanager
 def group_of(tmp_path: Path, *failures: Exception | None) -> Iterator[tuple[TrainerGroup, Crew, ThreadCluster]]:
     """A group on threads, begun; each rank behind rank 0 with its failure."""
@@ -202,7 +179,7 @@ def group_of(tmp_path: Path, *failures: Exception | None) -> Iterator[tuple[Trai
         restarts=0, tell=lambda *_, **__: None,
     )  # fmt: skip
     cast = {
-        Seat(role="policy trainer", number=number, cpus=1, gpus=0): Casting(maker=f"{HERE}:held", arguments=(failure,))
+        Seat(role="policy trainer", number=number, cpus=1, gpus=0): Casting(maker=HELD, arguments=(failure,))
         for number, failure in enumerate((None, *failures))
     }
     group = TrainerGroup(cast, crew, tmp_path / "meetings")
@@ -247,8 +224,78 @@ def test_what_ended_another_rank_is_what_rank_0_is_said_to_have_met(
             group.ask("meets")
 
 
+@pytest.mark.parametrize("failure", [ActorLost("killed by the kernel"), ValueError("of its own")])
+def test_of_three_ranks_the_one_that_failed_is_named(tmp_path: Path, failure: Exception) -> None:
+    with group_of(tmp_path, None, failure) as (group, crew, _):
+        crew.begin()
+        with pytest.raises(RoleFailure, match=f"^policy trainer rank 2.*{failure}$"):
+            group.ask("work", 30.0)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_all_ranks_raise_alike_is_rank_0s_failure_and_no_loss(tmp_path: Path, ranks: int) -> None:
+    alike = RuntimeError("Connection closed by peer")  # as rank 0's
+    with group_of(tmp_path, *[alike] * (ranks - 1)) as (group, crew, _):
+        crew.begin()
+        before = time.monotonic()
+        with pytest.raises(RoleFailure, match=r"^policy trainer failed with RuntimeError: Connection closed") as raised:
+            group.ask("work", 0.1)
+        assert not isinstance(raised.value, ActorLost) and time.monotonic() - before < 10
+
+
+def test_what_one_rank_alone_has_no_memory_for_ends_the_run_in_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lecritique.actors.causes.NOTICE_SECONDS", 0.2)
+    with group_of(tmp_path, None, RuntimeError("can't allocate memory")) as (group, crew, _):
+        crew.begin()
+        with pytest.raises(
+            RoleFailure, match=r"^policy trainer rank 2 failed with RuntimeError: can't alloc"
+        ) as raised:
+            group.ask("work", 30.0)
+        assert not isinstance(raised.value, ActorLost)
+
+
+def test_a_rank_0_that_is_killed_is_named_though_the_survivor_speaks_first(tmp_path: Path) -> None:
+    with group_of(tmp_path, RuntimeError("Connection closed by peer")) as (group, crew, _):
+        crew.begin()
+        with pytest.raises(ActorLost, match=r"^killed by the kernel$"):
+            group.ask("die")
+
+
+def test_a_rank_0_that_is_killed_while_nobody_asks_it_is_lost(tmp_path: Path) -> None:
+    with group_of(tmp_path, RuntimeError("Connection closed by peer")) as (group, crew, cluster):
+        crew.begin()
+        cluster.sitting["policy trainer"].kill()
+        Rank.working.set()
+        before = time.monotonic()
+        while not cluster.sitting["policy trainer rank 1"].dead:  # the watch has ended it
+            assert time.monotonic() - before < 10
+            time.sleep(0.01)
+        with pytest.raises(ActorLost, match=r"^policy trainer: it is dead$"):
+            group.ask("meets")
+
+
+def test_a_rank_that_does_not_say_whether_it_lives_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lecritique.actors.causes.NOTICE_SECONDS", 0.3)
+    with group_of(tmp_path, None, RuntimeError("Connection reset by peer")) as (group, crew, cluster):
+        crew.begin()
+        monkeypatch.setattr(cluster.sitting["policy trainer rank 1"], "ping", Future)
+        with pytest.raises(ActorLost, match=r"^policy trainer rank 1: it did not answer whether it lives for 0\.3 sec"):
+            group.ask("work", 30.0)
+
+
+def test_a_rank_that_dies_while_it_loads_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lecritique.actors.causes.NOTICE_SECONDS", 0.2)
+    deaths = tuple(Death("policy trainer rank 1", "make", number) for number in (1, 2))
+    with group_of(tmp_path, None) as (_, crew, cluster):
+        cluster.deaths = deaths
+        with pytest.raises(ActorLost, match=r"^policy trainer rank 1 ended while it loaded: killed by the test\.$"):
+            crew.begin()
+
+
 def test_a_failure_of_rank_0_itself_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lecritique.actors.groups._NOTICE_SECONDS", 0.2)
+    monkeypatch.setattr("lecritique.actors.causes.NOTICE_SECONDS", 0.2)
     with group_of(tmp_path, None) as (group, crew, _):
         crew.begin()
         with pytest.raises(RoleFailure, match="policy trainer failed with RuntimeError: Connection closed") as raised:
@@ -259,7 +306,7 @@ def test_a_failure_of_rank_0_itself_is_its_own(tmp_path: Path, monkeypatch: pyte
 def test_a_rank_that_cannot_be_made_is_said_while_the_others_wait_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lecritique.actors.groups._NOTICE_SECONDS", 0.2)
+    monkeypatch.setattr("lecritique.actors.causes.NOTICE_SECONDS", 0.2)
     with (
         group_of(tmp_path, FileNotFoundError("no such model")) as (_, crew, _),
         pytest.raises(FileNotFoundError, match="no such model"),
@@ -309,10 +356,6 @@ def test_the_number_of_ranks_may_change_when_a_run_goes_on() -> None:
     ("overrides", "words"),
     [
         (("runtime.type=ray", "runtime.ranks=2"), r"got 'runtime\.ranks' = 2; use 'runtime\.actors\.policy\.ranks'"),
-        (
-            ("runtime.loop=asynchronous", "runtime.ranks=2"),
-            r"'runtime\.type' = 'ray' with 'runtime\.actors\.policy\.ranks'",
-        ),
         (
             (*TWO, *(f"runtime.actors.{name}.gpus=0.5" for name in ("policy", "critic", "engines", "evaluators"))),
             r"'runtime\.actors\.policy\.ranks' = 2 processes need a GPU each, .*'runtime\.actors\.policy\.gpus' = 0\.5",

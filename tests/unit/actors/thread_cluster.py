@@ -58,9 +58,15 @@ class ThreadActor:
 
     def ping(self) -> Future[Any]:
         answered: Future[Any] = Future()
-        if not self._stopped.is_set():
+        if self._dead.is_set():
+            answered.set_exception(ActorLost("it is dead"))
+        elif not self._stopped.is_set():
             answered.set_result(None)
         return answered
+
+    @property
+    def dead(self) -> bool:
+        return self._dead.is_set()
 
     def kill(self) -> None:
         self._dead.set()
@@ -105,10 +111,12 @@ class ThreadCluster:
     deaths: tuple[Death, ...] = ()
     started: Counter[str] = field(default_factory=Counter)
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
+    sitting: dict[str, ThreadActor] = field(default_factory=dict)
 
     def start(self, seat: Seat, *, log: Path, environment: Mapping[str, str]) -> ThreadActor:
         self.started[seat.name] += 1
-        return ThreadActor(seat, self)
+        self.sitting[seat.name] = ThreadActor(seat, self)
+        return self.sitting[seat.name]
 
     def death(self, seat: str, method: str) -> Death | None:
         self.calls[seat, method] += 1

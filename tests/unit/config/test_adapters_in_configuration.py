@@ -66,4 +66,5 @@ def test_a_resumed_run_may_save_memory_and_may_not_become_another():
 
 
 def resolve_again(own: RunConfig, override: str) -> RunConfig:
-    return resolve(with_changes(own, [override]), Facts(device="cpu", context_length=128, reward_range=(0.0, 1.0)))
+    wanted = with_changes(own, [override], machine="cpu")
+    return resolve(wanted, Facts(device="cpu", context_length=128, reward_range=(0.0, 1.0)))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import pytest
 
+from lecritique.config.actors import ActorsSection
 from lecritique.config.explain import key_paths
 from lecritique.config.load import compose, load_recipe
-from lecritique.config.resolve import differences
-from lecritique.config.resume import MAY_CHANGE, MAY_CHANGE_BITS, allowed_changes, changes_bits, with_changes
+from lecritique.config.resolve import Facts, differences, resolve
+from lecritique.config.resume import MAY_CHANGE, MAY_CHANGE_BITS, allowed_changes, changes_bits
+from lecritique.config.resume import with_changes as changed_on
 from lecritique.config.schema import RunConfig
 from lecritique.core.errors import ConfigurationError
 
@@ -15,6 +20,10 @@ from lecritique.core.errors import ConfigurationError
 @pytest.fixture(scope="module")
 def own() -> RunConfig:
     return compose(load_recipe("demo"), arm="tether")
+
+
+def with_changes(own: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    return changed_on(own, overrides, machine="cpu")
 
 
 def test_nothing_changed_is_no_change(own) -> None:
@@ -94,3 +103,97 @@ GPUS = [f"runtime.actors.{role}.gpus=1" for role in ("engines", "evaluators", "p
 def test_the_device_follows_the_models_where_they_move(before, overrides, device) -> None:
     own = compose(load_recipe("demo"), arm="tether", overrides=[*before, "runtime.device=cpu"])
     assert with_changes(own, overrides).runtime.device == device
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ['runtime={type="ray",device="cpu"}'],
+        ["runtime.type=ray", 'runtime={device="cpu"}'],
+        ['runtime={device="cpu"}', "runtime.type=ray"],
+    ],
+)
+def test_a_device_named_within_a_table_is_named(own, overrides) -> None:
+    own = own.model_copy(update={"runtime": own.runtime.model_copy(update={"device": "cuda"})})
+    runtime = with_changes(own, overrides).runtime
+    assert (runtime.type, runtime.device) == ("ray", "cpu")
+
+
+def resolved(config: RunConfig, machine: str) -> RunConfig:
+    return resolve(config, Facts(device=machine, context_length=128, reward_range=(0.0, 1.0)))
+
+
+PACKED, PADDED = ("packed", 2048), ("padded", 16384)
+TYPED_GPUS = ["runtime.type=ray", *GPUS]
+
+
+@pytest.mark.parametrize(
+    ("began_on", "before", "machine", "overrides", "device", "rows"),
+    [
+        ("cpu", [], "cuda", ["runtime.device=cuda"], "cuda", PADDED),
+        ("cpu", [], "cuda", ['runtime={device="cuda:1"}'], "cuda:1", PADDED),
+        ("cuda", [], "cuda", ["runtime.device=cpu"], "cpu", PACKED),
+        ("cpu", [], "cpu", TYPED_GPUS, "cuda", PADDED),
+        ("cuda", [], "cuda", ["runtime.type=ray"], "cpu", PACKED),
+        ("cpu", TYPED_GPUS, "cpu", ["runtime.type=local"], "cpu", PACKED),
+        ("cpu", TYPED_GPUS, "cuda", ["runtime.type=local"], "cuda", PADDED),
+        # What was typed when the run began cannot be told from what was derived.
+        ("cpu", ["runtime.layout=padded"], "cuda", ["runtime.device=cuda"], "cuda", PADDED),
+        ("cuda", ["runtime.micro_batch_tokens=77"], "cuda", ["runtime.device=cpu"], "cpu", PACKED),
+        # Typed again they stay.
+        ("cpu", [], "cuda", ["runtime.device=cuda", "runtime.layout=packed"], "cuda", ("packed", 16384)),
+        ("cpu", [], "cuda", ['runtime={device="cuda",micro_batch_tokens=2048}'], "cuda", ("padded", 2048)),
+        # The kind of device stays, and all that follows from it.
+        ("cpu", ["runtime.layout=padded", "runtime.micro_batch_tokens=77"], "cpu", ["runtime.type=ray"], "cpu",
+         ("padded", 77)),
+        ("cuda", ["runtime.micro_batch_tokens=77"], "cuda", ["runtime.device=cuda:1"], "cuda:1", ("padded", 77)),
+        ("cuda", ["runtime.layout=packed"], "cuda", TYPED_GPUS, "cuda", ("packed", 16384)),
+        ("cpu", ["runtime.layout=padded"], "cuda", ["run.steps=500"], "cpu", ("padded", 2048)),
+    ],
+)  # fmt: skip
+def test_rows_lie_as_the_new_device_wants_them_where_its_kind_changes(
+    began_on, before, machine, overrides, device, rows
+) -> None:
+    own = resolved(compose(load_recipe("demo"), arm="tether", overrides=before), began_on)
+    after = resolved(changed_on(own, overrides, machine=machine), machine)
+    runtime = after.runtime
+    assert (runtime.device, runtime.layout, runtime.micro_batch_tokens) == (device, *rows)
+    changes = allowed_changes(own, after)
+    if (own.runtime.layout, own.runtime.micro_batch_tokens) != rows:
+        assert {"runtime.layout", "runtime.micro_batch_tokens"} & set(changes) and changes_bits(changes)
+
+
+def test_of_actors_what_each_role_asks_for_alone_changes_the_order_of_sums(own) -> None:
+    roles = {"engines", "evaluators", "policy", "critic"}
+    for name, field in ActorsSection.model_fields.items():
+        value = {"strategy": "spread"}.get(name, 999)
+        key = f"cpus={value}" if name in roles else f"{value}"
+        changes = allowed_changes(
+            own, with_changes(own, [f"runtime.actors.{name}{'.' if name in roles else '='}{key}"])
+        )
+        assert len(changes) == 1 and field.default not in changes.values()
+        assert changes_bits(changes) == (name in roles), name
+
+
+def test_how_long_an_engine_is_waited_for_changes_no_sum(own) -> None:
+    own = own.model_copy(update={"runtime": with_changes(own, ["runtime.engine.type=vllm"]).runtime})
+    patience = [f"runtime.engine.{key}=99" for key in ("start_seconds", "stuck_seconds", "restarts")]
+    changes = allowed_changes(own, with_changes(own, patience))
+    assert len(changes) == 3 and not changes_bits(changes)
+    assert changes_bits(allowed_changes(own, with_changes(own, [*patience, "runtime.engine.rows=9"])))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    list(
+        itertools.permutations(["runtime.engine.rows=9", 'runtime={engine={type="vllm"}}', "runtime.engine.restarts=7"])
+    ),
+)
+def test_another_type_drops_nothing_that_is_given_beside_it(own, overrides) -> None:
+    composed = compose(load_recipe("demo"), arm="tether", overrides=overrides)
+    for config in (with_changes(own, overrides), composed):
+        assert config.runtime.engine.model_dump(include={"type", "rows", "restarts"}) == {
+            "type": "vllm",
+            "rows": 9,
+            "restarts": 7,
+        }

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from small_models import VOCABULARY, small_policy
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import GPT2Config, GPT2LMHeadModel, StableLmConfig, StableLmForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV2Config,
+    DeepseekV3Config,
+    DiffLlamaConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    StableLmConfig,
+    StableLmForCausalLM,
+)
 
 from lecritique.config.losses import Bce
 from lecritique.core.errors import ConfigurationError
-from lecritique.models.loading import load_causal_lm
-from lecritique.models.packed_attention import Segments, packed_if_possible, read_packed, reads_packed
+from lecritique.models.loading import TINY_FOLDER, load_causal_lm, load_tokenizer
+from lecritique.models.packed_attention import Segments, packed_attention, packed_if_possible, read_packed, reads_packed
 from lecritique.models.packing import micro_batches
 from lecritique.models.scoring import (
     TokenRow,
@@ -186,6 +197,92 @@ def test_a_model_that_drops_the_segments_on_the_way_stays_padded() -> None:
     assert packed_if_possible(small_policy(dtype=torch.bfloat16))
 
 
+def deepseek(config_class, **more):
+    """Multi-head latent attention: keys of 12 numbers, values of 6; one layer with experts."""
+    return config_class(
+        **{
+            "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 128,
+            "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6,
+            "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1,
+            "first_k_dense_replace": 1, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+            "initializer_range": 0.2,
+        }
+        | more
+    )  # fmt: skip
+
+
+def diff_llama(**more):
+    """Its layers attend twice, with the two halves of their values."""
+    return DiffLlamaConfig(
+        **{
+            "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "head_dim": 8,
+            "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.2,
+        }
+        | more
+    )  # fmt: skip
+
+
+UNCOMMON = pytest.mark.parametrize(
+    ("configured", "packs"),
+    [
+        pytest.param(lambda **more: deepseek(DeepseekV2Config, topk_method="greedy", **more), True, id="DeepseekV2"),
+        pytest.param(lambda **more: deepseek(DeepseekV3Config, **more), True, id="DeepseekV3"),
+        pytest.param(diff_llama, False, id="DiffLlama"),
+    ],
+)
+
+
+def built(config):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+
+
+@UNCOMMON
+def test_a_model_of_uncommon_attention_is_loaded_on_a_cpu(configured, packs: bool, tmp_path) -> None:
+    tokenizer = load_tokenizer(str(TINY_FOLDER))
+    built(configured(vocab_size=len(tokenizer))).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model = load_causal_lm(str(tmp_path), packed=None).model
+    assert reads_packed(model) == packs
+    assert packs or model.config._attn_implementation == "sdpa"
+
+
+@UNCOMMON
+def test_its_numbers_are_those_of_rows_read_alone(configured, packs: bool) -> None:
+    model = built(configured())
+    prompt = np.random.default_rng(2).integers(0, VOCABULARY, 40)
+    rows = rows_of((3, 30, 4, 2)) + [
+        TokenRow(token_ids=np.concatenate([prompt, row.token_ids]), mask=np.concatenate([np.zeros(40, bool), row.mask]))
+        for row in rows_of((5, 30, 9), seed=1)
+    ]
+    alone = [logprobs(model, [row], temperature=1.0, max_tokens=1000)[0] for row in rows]
+    assert packed_if_possible(model) == packs
+    for share_prefixes in (True, False):
+        found = logprobs(model, rows, temperature=1.0, max_tokens=1000, share_prefixes=share_prefixes)
+        for one, other in zip(alone, found, strict=True):
+            np.testing.assert_allclose(other, one, rtol=0, atol=1e-5)
+
+
+def test_a_second_attention_in_a_pass_whose_keys_are_kept_is_refused() -> None:
+    module, segments = torch.nn.Identity(), Segments.of([2, 3], torch.device("cpu"))
+    heads = torch.zeros(1, 2, 5, 4)
+    for _ in range(2):  # nothing follows these: however often
+        packed_attention(module, heads, heads, heads, None, segments)
+    kept = replace(segments, kept={})
+    packed_attention(module, heads, heads, heads, None, kept)
+    with pytest.raises(ConfigurationError, match="Identity attends twice"):
+        packed_attention(module, heads, heads, heads, None, kept)
+
+
+def test_whatever_a_model_raises_while_it_is_tried_leaves_it_as_it_was() -> None:
+    model = small_policy()
+    model.model.register_forward_pre_hook(lambda *_: 1 / 0)
+    assert not packed_if_possible(model) and model.config._attn_implementation == "sdpa"
+
+
 @pytest.mark.parametrize(("packed", "reads"), [(None, True), (True, True), (False, False)])
 def test_a_loaded_model_is_packed_on_a_cpu_unless_told_otherwise(packed, reads) -> None:
     assert reads_packed(load_causal_lm("tiny", packed=packed).model) == reads
@@ -195,6 +292,11 @@ def test_nothing_follows_prefixes_whose_keys_are_gone() -> None:
     prefixes, rests = (Segments.of(lengths, torch.device("cpu")) for lengths in ([4], [2, 3]))
     with pytest.raises(ValueError, match="not kept"):
         rests.following(prefixes, [0, 0])
+    kept = replace(prefixes, kept={torch.nn.Identity(): (torch.zeros(4, 1, 2), torch.zeros(4, 1, 2))})
+    rests.following(kept, [0, 0])
+    kept.forget()
+    with pytest.raises(ValueError, match="not kept"):
+        rests.following(kept, [0, 0])
 
 
 class Largest(TorchDispatchMode):

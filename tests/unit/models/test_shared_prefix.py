@@ -9,9 +9,10 @@ from small_models import VOCABULARY, literal_logprobs, small_policy
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from lecritique.config.losses import Bce
-from lecritique.models.packed_attention import read_packed
+from lecritique.models import scoring
+from lecritique.models.packed_attention import Segments, read_packed
 from lecritique.models.scoring import TokenRow, logprobs, values
-from lecritique.models.shared_prefix import SharedPrefix, prefix_batches, shared_prefixes
+from lecritique.models.shared_prefix import SharedPrefix, packed_prefixes, prefix_batches, shared_prefixes
 from lecritique.models.value_model import ValueModel
 
 
@@ -185,7 +186,7 @@ def test_the_same_prompt_up_to_the_end_of_a_row_is_no_fault() -> None:
 
 @pytest.mark.parametrize("max_tokens", [1, 60, 130, 500, 10_000])
 @pytest.mark.parametrize("packed", [False, True])
-def test_passes_hold_every_row_once_and_keep_to_the_limit(max_tokens: int, packed: bool) -> None:
+def test_every_prefix_once_every_row_once_and_passes_keep_to_the_limit(max_tokens: int, packed: bool) -> None:
     lengths = [50, 55, 60, 41, 45, 48, 90, 95, 100, 44]
     groups = [
         SharedPrefix(indices=(0, 1, 2), length=40),
@@ -193,13 +194,69 @@ def test_passes_hold_every_row_once_and_keep_to_the_limit(max_tokens: int, packe
         SharedPrefix(indices=(6, 7, 8), length=80),
     ]
     batches = prefix_batches(groups, lengths, max_tokens=max_tokens, packed=packed)
-    seen = [index for batch in batches for group in batch for index in group.indices]
-    assert sorted(seen) == list(range(10))
+    assert sorted((g.indices, g.length) for batch in batches for g in batch.groups) == sorted(
+        (g.indices, g.length) for g in groups
+    )
     for batch in batches:
-        count = sum(len(group.indices) for group in batch)
-        width = max(g.length for g in batch) + max(lengths[i] - g.length for g in batch for i in g.indices)
-        if packed:
-            rests = sum(lengths[i] - g.length for g in batch for i in g.indices)
-            width = (sum(g.length for g in batch) + rests) / count
-        assert count == 1 or count * width <= max_tokens
+        prefixes = [group.length for group in batch.groups]
+        read = sum(prefixes) if packed else len(prefixes) * max(prefixes)
+        assert len(prefixes) == 1 or read <= max_tokens
+        for members in batch.passes:
+            assert all(index in batch.groups[owner].indices for owner, index in members)
+            rests = [lengths[index] - batch.groups[owner].length for owner, index in members]
+            keys = len(members) * (max(batch.groups[owner].length for owner, _ in members) + max(rests))
+            assert len(members) == 1 or keys <= max_tokens * (16 if packed else 1)
+            assert len(members) == 1 or not packed or sum(rests) <= max_tokens
+    assert sorted(index for batch in batches for members in batch.passes for _, index in members) == list(range(10))
     assert len(batches) == 1 or max_tokens < 10_000
+
+
+def long_siblings(prompt: int, rest: int, members: int, groups: int) -> list[TokenRow]:
+    rng = np.random.default_rng(5)
+    prompts = [random_ids(rng, prompt) for _ in range(groups)]
+    return [row(one, random_ids(rng, rest + place)) for one in prompts for place in range(members)]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_prefix_that_leaves_no_room_for_its_rows_is_read_once_all_the_same(packed: bool) -> None:
+    policy = small_policy(dtype=torch.float32)
+    if packed:
+        read_packed(policy)
+    critic = ValueModel.from_policy(policy, Bce(), seed=3)
+    critic.backbone = counted = Counted(critic.backbone)
+    rows = long_siblings(1500, 600, members=4, groups=2)
+    values(critic, rows, max_tokens=2048)
+    # Of each row the prompt's last token and all but the last of the response, and padding to the longest beside it.
+    rests = 2 * (600 + 601 + 602 + 603)
+    most = 2 * 1499 + rests + (0 if packed else 2 * (4 + 3 + 2 + 1))
+    assert 2 * 1499 + rests <= counted.tokens <= most
+    # Packed: of each group the prefix, three rests, and one.
+    assert not packed or counted.passes == 2 * 3
+
+
+def test_short_prefixes_of_many_rows_share_a_pass() -> None:
+    policy = small_policy(dtype=torch.float32)
+    read_packed(policy)
+    critic = ValueModel.from_policy(policy, Bce(), seed=3)
+    critic.backbone = counted = Counted(critic.backbone)
+    values(critic, long_siblings(41, 30, members=8, groups=4), max_tokens=300)
+    rests = 4 * sum(range(30, 38))
+    assert counted.tokens == 4 * 40 + rests
+    # One pass for all four prefixes; 8 rests or 9 fill one of 300 tokens.
+    assert counted.passes == 1 + 4
+
+
+def test_keys_of_one_batch_of_prefixes_are_kept_at_a_time(monkeypatch) -> None:
+    held: list[Segments] = []
+    alive: list[int] = []
+
+    def noted(*given, **named):
+        alive.append(sum(bool(prefixes.kept) for prefixes in held))
+        held.append(packed_prefixes(*given, **named))
+        return held[-1]
+
+    monkeypatch.setattr(scoring, "packed_prefixes", noted)
+    policy = small_policy(dtype=torch.float32)
+    read_packed(policy)
+    logprobs(policy, long_siblings(60, 10, members=3, groups=3), temperature=1.0, max_tokens=64)
+    assert alive == [0, 0, 0] and not any(prefixes.kept for prefixes in held)
