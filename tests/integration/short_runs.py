@@ -38,8 +38,10 @@ CLOCKS = {
 
 
 def small_config(*overrides: str, arm: str | None = None) -> RunConfig:
-    """The demo recipe made small; later overrides win."""
-    return compose(load_recipe("demo"), arm=arm, overrides=[*SMALL, *overrides])
+    """The demo recipe made small; later overrides win, and one that names another task brings all of its keys."""
+    another = any(text.startswith("task=") for text in overrides)
+    small = [text for text in SMALL if not (another and text.startswith("task."))]
+    return compose(load_recipe("demo"), arm=arm, overrides=[*small, *overrides])
 
 
 def small_parts(*overrides: str, arm: str | None = None) -> Parts:
