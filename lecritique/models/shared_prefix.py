@@ -8,7 +8,7 @@ Shape letters: G groups of rows, B rows, P padded prefix length, q padded length
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -107,12 +107,7 @@ def prefix_batches(
 def _packed_batches(groups: Sequence[SharedPrefix], lengths: Sequence[int], max_tokens: int) -> list[PrefixBatch]:
     # Prefixes of similar length together: attention pads them to one width for rows of a bucket.
     ordered = sorted(groups, key=lambda group: (-group.length, group.indices))
-    batches: list[list[SharedPrefix]] = []
-    for group in ordered:
-        if batches and sum(each.length for each in batches[-1]) + group.length <= max_tokens:
-            batches[-1].append(group)
-        else:
-            batches.append([group])
+    batches = _filled(ordered, lambda batch: sum(group.length for group in batch), max_tokens)
     return [PrefixBatch(groups=tuple(batch), passes=_packed_passes(batch, lengths, max_tokens)) for batch in batches]
 
 
@@ -137,13 +132,21 @@ def _packed_passes(
 
 def _padded_batches(groups: Sequence[SharedPrefix], lengths: Sequence[int], max_tokens: int) -> list[PrefixBatch]:
     ordered = sorted(groups, key=lambda group: (group.length - _longest(group, lengths), group.indices))
+    batches = _filled(ordered, lambda batch: _size(batch, lengths), max_tokens)
+    return [PrefixBatch(groups=tuple(batch), passes=_padded_passes(batch, lengths, max_tokens)) for batch in batches]
+
+
+def _filled(
+    ordered: Sequence[SharedPrefix], size: Callable[[Sequence[SharedPrefix]], int], max_tokens: int
+) -> list[list[SharedPrefix]]:
+    """Groups in their order, as many in a batch as stay within `max_tokens`, one at least."""
     batches: list[list[SharedPrefix]] = []
     for group in ordered:
-        if batches and _size([*batches[-1], group], lengths) <= max_tokens:
+        if batches and size([*batches[-1], group]) <= max_tokens:
             batches[-1].append(group)
         else:
             batches.append([group])
-    return [PrefixBatch(groups=tuple(batch), passes=_padded_passes(batch, lengths, max_tokens)) for batch in batches]
+    return batches
 
 
 def _padded_passes(
